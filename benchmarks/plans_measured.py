@@ -147,7 +147,7 @@ def by_rule() -> dict[str, Plan]:
 
 def searched(found: Costs, steps: int, capacity: float) -> Plan:
     """The plan of the search of ReaL where a device has so much memory."""
-    settings = {"allowed": ppo_calls.fastest, "betas": (0.01, 0.1, 1.0), "steps": steps}
+    settings = {"allowed": ppo_calls.candidates, "betas": (0.01, 0.1, 1.0), "steps": steps}
     tables = found.tables._replace(capacity=jnp.float32(capacity))
     return found.plan(placement_search.metropolis_plan(tables, found.options, jax.random.key(0), **settings))
 

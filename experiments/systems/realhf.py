@@ -5,16 +5,17 @@ Paper:     Mei et al., "ReaL: Efficient RLHF Training of Large Language Models w
 Claim:     when every call (generate, score, train) has devices and a layout of its own, and weights are moved between
            them, an iteration is faster than with one layout for all; Metropolis-Hastings finds such a plan.
 Equations: start = max(ready, end of the last task on an overlapping mesh); cost = makespan, times 3 where memory does
-           not suffice; accept with min(1, exp(-beta (cost' - cost) / 0.1 s)), beta 0.01, 0.1, 1, from greedy.
+           not suffice; accept with min(1, exp(-beta (cost' - cost) / 0.1 s)), beta 0.01, 0.1, 1.
            symmetric: the best single layout on all devices; zero: ZeRO-3, generation by tensor; greedy: each call's
-           fastest place; fixed: a place for each model, never moved; mcmc: any block and layout; exhaustive:
-           of each block its fastest layout, which need not fit memory; walk: all moves accepted. --depths 1 2 4:
+           fastest place; fixed: a place for each model, never moved; mcmc: every block with every layout that is not
+           worse in all, a proposal changes a call or both of a model, chains from greedy, symmetric, zero and fixed,
+           so that it is never above them and only the size is a finding; walk: all moves accepted. --depths 1 2 4:
            training and scoring also in so many stages, (m + p - 1) / m times a stage's seconds of m parts; --host 8e9:
            weights of frozen models wait on the host, behind so many bytes a second.
 Left out:  profiles (seconds are this library's roofline), overlap with the next batch, scalar heads. Nothing is
            trained.
-Expect:    plan/relative (seconds over those of symmetric): mcmc < 0.9; mcmc < zero; mcmc < fixed; mcmc - exhaustive
-           < 0.05.
+Expect:    plan/relative (seconds over those of symmetric): mcmc < 0.9; mcmc - zero, mcmc - fixed < -0.05; mcmc < walk;
+           plan/excess (over seconds that no plan can go below, whatever its places) of mcmc < 0.15.
 Measure:   simulated seconds of an iteration of two on 32 v6e chips (on 8 or 32 v5p chips, with more rows, the greedy
            plan is the best one already); 64 rows, lengths drawn for each of 8 seeds.
 Run:       python -m experiments.systems.realhf
@@ -49,7 +50,7 @@ class Settings(recipes.Settings):
     rows: int = 512
     longest: int = 2048  # tokens of a response
     planner: Callable[..., Array] = placement_search.metropolis_plan
-    allowed: Callable[..., Array] = ppo_calls.runnable
+    allowed: Callable[..., Array] = ppo_calls.candidates
     betas: tuple[float, ...] = (0.01, 0.1, 1.0)
     depths: tuple[int, ...] = (1,)  # numbers of pipeline stages that are tried
     host: float = 0.0  # bytes a second to the host where frozen weights wait; 0: they stay on the devices
@@ -67,9 +68,8 @@ ARMS = {
     "greedy": {"planner": placement_search.greedy_plan},
     "fixed": {"planner": placement_search.metropolis_plan_of_models},
     "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)},
-    "exhaustive": {"planner": placement_search.exhaustive_plan, "allowed": ppo_calls.fastest},
 }  # fmt: skip
-METRICS = ("plan/relative", "plan/seconds", "plan/gib", "plan/idle")
+METRICS = ("plan/relative", "plan/excess", "plan/seconds", "plan/gib", "plan/idle")
 CURVES = (*METRICS, "work/prompt", "work/response")
 OUTCOME = jax.jit(ppo_calls.outcome)
 
@@ -79,11 +79,12 @@ def prepared(
     actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int,
     depths: tuple[int, ...], host: float,
 ):  # fmt: skip
-    """What every call costs on every place: the same for all arms."""
+    """What every call costs on every place, and seconds below which no plan comes: the same for all arms."""
     found, shape = chips.parse(topology), known_models.shape_of(actor)
     options, stages = ppo_calls.staged_places(shape, found.chips, smallest=smallest, depths=depths)
     work = Work(prompt, response, rows, rows)
-    return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work, stages, host=host)
+    costs = ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work, stages, host=host)
+    return options, costs, ppo_calls.bound(costs)
 
 
 D_STAR = {"plan/relative": 0.05}  # a twentieth of a step: below that no plan is changed
@@ -98,12 +99,13 @@ def build(settings: Settings) -> experiment.Plan:
     def measure(work, key):
         sizes = settings.critic, settings.topology, settings.smallest, settings.rows
         lengths = tuple(int(x) for x in work["tokens"])
-        options, tables = prepared(actor, *sizes, *lengths, depths, host)
+        options, tables, least = prepared(actor, *sizes, *lengths, depths, host)
         plain = prepared(actor, *sizes, *lengths, (1,), 0.0)  # what all arms are compared with
         found = OUTCOME(tables, chosen(tables, options, key))
         base = OUTCOME(plain[1], placement_search.symmetric_plan(plain[1], plain[0], key))
         return {
             "plan/relative": found.penalised / base.penalised,
+            "plan/excess": found.penalised / least - 1.0,
             "plan/seconds": found.penalised,
             "plan/gib": found.peak / 2**30,
             "plan/idle": found.idle,
@@ -115,13 +117,13 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """A searched plan with moved weights beats one layout, ZeRO and fixed places, and is near the best plan."""
+    """A searched plan with moved weights beats one layout by a tenth, ZeRO and fixed places by a twentieth."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.below(results, "plan/relative", "mcmc", 0.9),
-        experiment.smaller(results, "plan/relative", "mcmc", "zero"),
-        experiment.smaller(results, "plan/relative", "mcmc", "fixed"),
-        experiment.smaller(results, "plan/relative", "mcmc", "exhaustive", by=-0.05),
+        *(experiment.smaller(results, "plan/relative", "mcmc", x, by=0.05) for x in ("zero", "fixed")),
+        experiment.smaller(results, "plan/relative", "mcmc", "walk"),
+        experiment.below(results, "plan/excess", "mcmc", 0.15),
     )
 
 

@@ -2,8 +2,11 @@
 
 import itertools
 import math
+from collections import Counter
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import AXES
@@ -93,16 +96,62 @@ def received(config: ModelConfig, before: Sizes, after: Sizes, itemsize: int = 2
     return tuple(found)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4096)
+def _laid_out(config: ModelConfig, sizes: Sizes) -> tuple[tuple[tuple[int, ...], tuple[Any, ...]], ...]:
+    """Shape and mesh axes of every leaf."""
+    mesh, found = sizes.mesh(), []
+    for path, shape in leaves(config).items():
+        spec = tuple(rules.spec_of(path, shape, mesh))
+        found.append((shape, spec + (None,) * (len(shape) - len(spec))))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def _parts(shape: tuple[int, ...], spec: tuple[Any, ...], sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """The different parts of a leaf ``[P, dims, 2]``, and which of them each device of the mesh has."""
+    coordinates = np.indices([getattr(sizes, a) for a in AXES]).reshape(len(AXES), -1)
+    ranges = np.zeros((sizes.chips, len(shape), 2), np.int64)
+    for dim, (size, axis) in enumerate(zip(shape, spec, strict=True)):
+        step = size // (1 if axis is None else getattr(sizes, axis))
+        at = 0 if axis is None else coordinates[AXES.index(axis)]
+        ranges[:, dim] = np.stack(np.broadcast_arrays(step * at, step * (at + np.ones(sizes.chips, np.int64))), -1)
+    parts, which = np.unique(ranges, axis=0, return_inverse=True)
+    return parts, which.reshape(-1)
+
+
+def _moved(before: Place, after: Place, had: Any, wants: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of a leaf that each device of ``after`` takes, and that each of ``before`` sends: see ``transfers``."""
+    (held, holds), (needed, needs) = had, wants
+    low, high = (
+        f(needed[:, None, :, k], held[None, :, :, k]) for k, f in enumerate((np.maximum, np.minimum))
+    )  # [N, H, dims]
+    common = np.prod(np.maximum(high - low, 0), axis=-1)
+    sources, targets = np.asarray(before.devices), np.asarray(after.devices)
+    apart = np.abs(targets[:, None] - sources[None])  # [T, S]
+    other = np.iinfo(apart.dtype).max
+    of_part = holds[None, :] == np.arange(len(held))[:, None]  # [H, S]
+    distance = np.where(of_part[None], apart[:, None], other)  # [T, H, S]
+    nearest, lacks = distance.argmin(-1), distance.min(-1) > 0  # [T, H]
+    counts = np.where(lacks, common[needs], 0)
+    target, part = np.nonzero(counts)
+    calls = np.unique(np.stack([needs[target], part, nearest[target, part]]), axis=1)  # each a broadcast
+    return counts.sum(1), np.bincount(calls[2], common[calls[0], calls[1]], len(sources))
+
+
+@lru_cache(maxsize=262144)
 def seconds(config: ModelConfig, chip: Chip, before: Place, after: Place, itemsize: int = 2) -> Number:
-    """Of the slowest device: all that it receives, or all that it sends with a broadcast counted once."""
+    """Of the slowest device: all that it receives, or all that it sends with a broadcast counted once.
+
+    What ``transfers`` lists, counted in arrays: a search asks for thousands of pairs of places.
+    """
     if before == after:
         return 0.0
-    taken: dict[int, int] = {}
-    sent: dict[int, int] = {}
-    for transfer in transfers(leaves(config), before, after):
-        count = _size(transfer.ranges) * itemsize
-        sent[transfer.source] = sent.get(transfer.source, 0) + count
-        for target in transfer.targets:
-            taken[target] = taken.get(target, 0) + count
-    return max((*taken.values(), *sent.values()), default=0) / (chip.link * LINKS)
+    if first := min(before.first, after.first):  # only the distance counts
+        here, there = (place._replace(first=place.first - first) for place in (before, after))
+        return seconds(config, chip, here, there, itemsize)
+    kinds = Counter(zip(_laid_out(config, before.sizes), _laid_out(config, after.sizes), strict=True))
+    taken, sent = np.zeros(len(after.devices)), np.zeros(len(before.devices))
+    for (had, wants), count in kinds.items():
+        received_here, sent_here = _moved(before, after, _parts(*had, before.sizes), _parts(*wants, after.sizes))
+        taken, sent = taken + count * received_here, sent + count * sent_here
+    return float(max(taken.max(), sent.max())) * itemsize / (chip.link * LINKS)

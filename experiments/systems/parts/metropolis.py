@@ -27,58 +27,67 @@ def acceptance(
 ) -> Float[Array, ""]:
     """Probability of the move from a plan to another: ``min(1, exp(-beta (proposed - current) / scale))``.
 
+    A plan of infinite seconds, or one that never ends (NaN), is never moved to.
+
     From "ReaL", arXiv:2406.14088, section 5.2; ``scale`` is the published code's 1e5 microseconds. Differs from that
     code in that the difference is not rounded down to whole scales.
 
     Args:
       proposed, current: seconds of the two plans.
     """
-    return jnp.exp(-beta * jnp.maximum(proposed - current, 0.0) / scale)
+    worse = jnp.where(proposed > current, proposed - current, 0.0)  # infinity less infinity is none
+    possible = jnp.isfinite(proposed)
+    return jnp.where(possible, jnp.exp(-beta * jnp.where(possible, worse, 0.0) / scale), 0.0)
 
 
 def metropolis(
     cost: Cost,
-    start: Int[Array, " V"],
+    starts: Int[Array, "S V"],
     allowed: Bool[Array, "V O"],
     key: Key,
     betas: Float[Array, " C"],
     *,
+    groups: Bool[Array, "G V"],
     steps: int,
 ) -> Found:
-    """Metropolis-Hastings over plans, one chain for every ``beta``; the cheapest plan that any chain has proposed.
+    """Metropolis-Hastings over plans, a chain for every start and ``beta``; the cheapest plan that any has proposed.
 
-    A proposal changes one call: every pair of a call and another allowed option of it is equally likely. Each chain
-    begins at ``start``; the paper's begins with the fastest option of every call by itself.
+    A proposal draws one of ``groups`` and an allowed option for each call in it, all equally likely, whatever the plan
+    is: as likely back as forth. The paper's chains begin with the fastest option of every call by itself.
 
-    From "ReaL", arXiv:2406.14088, section 5.2. Differs from the published code in that steps are counted, not seconds.
+    From "ReaL", arXiv:2406.14088, section 5.2. Differs from the published code in that steps are counted, not seconds,
+    and in groups and starts: two calls of a model that cost little apart only where both change have a way together.
 
     Args:
-      allowed: which options a call may have; ``start`` must be among them.
+      starts: of each chain; a chain does not come back to a call's option that is not allowed.
+      allowed: which options a call may have.
+      groups: calls that change together; each call alone should be among them.
     """
-    calls, options = allowed.shape
 
     def step(carry, key, beta):
         plan, seconds, best, least = carry
-        draw, coin = jax.random.split(key)
-        others = allowed & (jnp.arange(options, dtype=jnp.int32)[None, :] != plan[:, None])
-        place = jax.random.categorical(draw, jnp.where(others.reshape(-1), 0.0, -jnp.inf))
-        call, option = place // options, place % options
-        other = jnp.where(jnp.arange(calls, dtype=plan.dtype) == call, option.astype(plan.dtype), plan)
+        draw, which, coin = jax.random.split(key, 3)
+        changed = groups[jax.random.randint(which, (), 0, groups.shape[0], jnp.int32)]
+        drawn = jax.random.categorical(draw, jnp.where(allowed, 0.0, -jnp.inf), axis=1)
+        other = jnp.where(changed, drawn.astype(plan.dtype), plan)
         price = cost(other)
-        take = (jax.random.uniform(coin) < acceptance(price, seconds, beta)) & jnp.any(others)
-        better = (price < least) & jnp.any(others)
+        take = (jax.random.uniform(coin) < acceptance(price, seconds, beta)) & jnp.any(other != plan)
+        better = price < least
         best, least = jnp.where(better, other, best), jnp.where(better, price, least)
         return (jnp.where(take, other, plan), jnp.where(take, price, seconds), best, least), take
 
-    def chain(key, beta):
+    def chain(key, start, beta):
         first = cost(start)
+        first = jnp.where(jnp.isnan(first), jnp.inf, first)  # what never ends is no plan to stay at
         keys = jax.random.split(key, steps)
         (_, _, best, least), took = jax.lax.scan(
             lambda carry, k: step(carry, k, beta), (start, first, start, first), keys
         )
         return best, least, jnp.mean(took.astype(jnp.float32))
 
-    plans, costs, accepted = jax.vmap(chain)(jax.random.split(key, betas.shape[0]), betas)
+    number = starts.shape[0]
+    each = jnp.repeat(starts, betas.shape[0], axis=0), jnp.tile(betas, number)
+    plans, costs, accepted = jax.vmap(chain)(jax.random.split(key, len(each[1])), *each)
     least = jnp.argmin(costs)
     return Found(plans[least], costs[least], accepted)
 

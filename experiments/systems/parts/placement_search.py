@@ -1,4 +1,4 @@
-"""Ways to choose a place for every call of ``calls``: by rule, by search, by trying all."""
+"""Ways to choose a place for every call of ``ppo_calls``: by rule, by search."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -56,9 +56,14 @@ def _searcher(steps: int, of_models: bool) -> Callable[..., Array]:
     """The compiled search: arms and seeds of equal sizes share it."""
     spread = ppo_calls.together if of_models else lambda plan: plan
 
-    def search(tables, allowed, start, key, betas):
+    models = np.asarray(MODELS)
+    alone = np.eye(max(MODELS) + 1 if of_models else len(MODELS), dtype=bool)
+    pairs = [models == k for k in range(max(MODELS) + 1) if np.sum(models == k) > 1]
+    groups = jnp.asarray(alone if of_models else np.stack([*alone, *pairs]))
+
+    def search(tables, allowed, starts, key, betas):
         found = metropolis.metropolis(
-            lambda plan: _seconds(tables, spread(plan)), start, allowed, key, betas, steps=steps
+            lambda plan: _seconds(tables, spread(plan)), starts, allowed, key, betas, groups=groups, steps=steps
         )
         return spread(found.plan)
 
@@ -68,33 +73,24 @@ def _searcher(steps: int, of_models: bool) -> Callable[..., Array]:
 def metropolis_plan(
     tables: Tables, options: list[Place], key: Key, *, allowed: Allowed, betas: tuple[float, ...], steps: int
 ) -> Int[Array, " 6"]:
-    """``metropolis.metropolis`` from the greedy plan among the allowed places."""
+    """``metropolis.metropolis`` among the allowed places, from the greedy plan among them and from each other plan.
+
+    Those are the plans of ``symmetric_plan``, ``zero_plan`` and, with this key, ``metropolis_plan_of_models``: the
+    plan that is found is never slower than they are.
+    """
     may = allowed(tables)
-    start = jnp.argmin(jnp.where(may, tables.seconds, jnp.inf), axis=1).astype(jnp.int32)
-    return _searcher(steps, False)(tables, may, start, key, jnp.asarray(betas, jnp.float32))
+    greedy = jnp.argmin(jnp.where(may, tables.seconds, jnp.inf), axis=1).astype(jnp.int32)
+    tied = metropolis_plan_of_models(tables, options, key, betas=betas, steps=steps)
+    starts = greedy, symmetric_plan(tables, options, key), zero_plan(tables, options, key), tied
+    return _searcher(steps, False)(tables, may, jnp.stack(starts), key, jnp.asarray(betas, jnp.float32))
 
 
 def metropolis_plan_of_models(
-    tables: Tables, options: list[Place], key: Key, *, allowed: Allowed, betas: tuple[float, ...], steps: int
+    tables: Tables, options: list[Place], key: Key, *, betas: tuple[float, ...], steps: int, **unused
 ) -> Int[Array, " 6"]:
-    """The same search with one place for all calls of a model, so that no weights ever move."""
+    """The same search with one place for all calls of a model, so that no weights ever move: any that can run."""
     own = jnp.asarray(MODELS)[None, :] == jnp.arange(max(MODELS) + 1)[:, None]  # [models, calls]
-    may = jnp.all(allowed(tables)[None] | ~own[:, :, None], axis=1)
+    may = jnp.all(ppo_calls.runnable(tables)[None] | ~own[:, :, None], axis=1)
     summed = jnp.sum(jnp.where(own[:, :, None], tables.seconds[None], 0.0), axis=1)
     start = jnp.argmin(jnp.where(may, summed, jnp.inf), axis=1).astype(jnp.int32)
-    return _searcher(steps, True)(tables, may, start, key, jnp.asarray(betas, jnp.float32))
-
-
-def exhaustive_plan(
-    tables: Tables, options: list[Place], key: Key, *, allowed: Allowed, most: int = 1_000_000, **unused
-) -> Int[Array, " 6"]:
-    """The best of all plans of the allowed places.
-
-    Raises:
-      UserError: for more than ``most`` plans.
-    """
-    choices = [np.flatnonzero(row).tolist() for row in np.asarray(allowed(tables))]
-    count = int(np.prod([float(len(row)) for row in choices]))
-    if count > most:
-        raise UserError(f"{count:,} plans are more than {most:,}; search them by chance, or choose larger blocks")
-    return _best(tables, jnp.asarray(metropolis.every_plan(choices)))
+    return _searcher(steps, True)(tables, may, start[None], key, jnp.asarray(betas, jnp.float32))

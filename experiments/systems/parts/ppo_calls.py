@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.systems.parts import event_simulator
+from experiments.systems.parts import event_simulator, metropolis
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import cost, estimate, reshard_cost
@@ -36,7 +36,7 @@ class Tables(NamedTuple):
     working: Float[Array, "6 O"]  # bytes on each device while it runs
     devices: Bool[Array, "O D"]
     moves: Float[Array, "2 O O"]  # seconds of the actor's, the critic's weights from where it trains to where it runs;
-    # infinity where it was not worked out
+    # infinity where it was not worked out, as where no search goes: see ``candidates``
     capacity: Float[Array, ""]  # bytes of a device
 
 
@@ -208,7 +208,7 @@ def tables(
 ) -> Tables:  # fmt: skip
     """What every call costs on every place; the reference is shaped as the actor, the reward model as the critic.
 
-    Moves are worked out between the ``fastest`` places and between the two of ``zero_places``: they take the time.
+    Moves are worked out between all ``candidates`` and between the two of ``zero_places``: they take the time.
 
     Args:
       work: rows, prompt and response of an iteration; parts and waves are chosen here for each place.
@@ -252,7 +252,7 @@ def tables(
     moves = np.where(np.eye(len(options), dtype=bool), 0.0, np.inf).astype(np.float32)
     capacity = jnp.asarray(MARGIN * chip.hbm, jnp.float32)
     found = Tables(seconds, resident, working, jnp.asarray(devices), jnp.asarray(np.stack([moves] * 2)), capacity)
-    kept = np.asarray(fastest(found))
+    kept = np.asarray(candidates(found))
     both = [moves.copy(), moves.copy()]
     for k, (config, trains, uses) in enumerate(((actor, TRAIN_ACTOR, GENERATE), (critic, TRAIN_CRITIC, VALUE))):
         pairs = [*np.argwhere(np.outer(kept[trains], kept[uses])).tolist(), zero_places(options)]
@@ -321,10 +321,62 @@ def runnable(found: Tables) -> Bool[Array, "6 O"]:
     return jnp.isfinite(found.seconds)
 
 
-def fastest(found: Tables) -> Bool[Array, "6 O"]:
-    """Of the places on the same devices only the one where the call takes least; the first of equals."""
+def candidates(found: Tables) -> Bool[Array, "6 O"]:
+    """The places that a search need try: all others are worse in everything but the move of weights.
+
+    A call keeps, of the places on the same devices, those that no other beats in seconds, in bytes that stay and in
+    bytes while it runs, of equals the first. Places that the memory of a device does not suffice for with this call
+    alone are left out where another place does. What either call of a model keeps, the other may have as well if it
+    fits, for then the weights need not move.
+    """
+    figures = jnp.stack([found.seconds, found.resident, found.working], axis=-1)  # [6, O, 3]
     same = jnp.all(found.devices[:, None] == found.devices[None], axis=-1)  # [O, O]
     order = jnp.arange(same.shape[0], dtype=jnp.int32)
-    mine, other = found.seconds[:, :, None], found.seconds[:, None, :]
-    beaten = (other < mine) | ((other == mine) & (order[None, None, :] < order[None, :, None]))
-    return runnable(found) & ~jnp.any(beaten & same[None], axis=-1)
+    mine, other = figures[:, :, None], figures[:, None]
+    better = jnp.any(other < mine, axis=-1) | (order[None, None, :] < order[None, :, None])
+    beaten = jnp.any(jnp.all(other <= mine, axis=-1) & better & same[None], axis=-1)
+    fits = runnable(found) & (found.resident + found.working <= found.capacity)
+    able = jnp.where(jnp.any(fits, axis=1, keepdims=True), fits, runnable(found))
+    kept = able & ~beaten
+    for pair in ((GENERATE, TRAIN_ACTOR), (VALUE, TRAIN_CRITIC)):
+        calls = jnp.asarray(pair)
+        shared = jnp.any(kept[calls], axis=0) & jnp.all(able[calls], axis=0)
+        kept = kept.at[calls].set(kept[calls] | shared[None])
+    return kept
+
+
+def bound(found: Tables, *, iterations: int = 2, most: int = 1_000_000, batch: int = 4096) -> float:
+    """Seconds below which no plan comes, whatever its places: ``outcome(...).penalised`` is never less.
+
+    Of all choices of a block of devices for each call, with every call in the time and in the memory of the best of
+    all layouts there and with weights that move in no time: the longer of the longest chain of calls that wait for each
+    other and of the work of the busiest device. NaN for more than ``most`` choices.
+    """
+    blocks, which = np.unique(np.asarray(found.devices), axis=0, return_inverse=True)
+    if len(blocks) ** len(CALLS) > most:
+        return float("nan")
+    runs = np.asarray(runnable(found))
+
+    def least(figures: Array) -> Array:
+        values = np.where(runs, np.asarray(figures, np.float64), np.inf)
+        each = [values[:, which.reshape(-1) == k].min(axis=1) for k in range(len(blocks))]
+        return jnp.asarray(np.stack(each, axis=1), jnp.float32)  # [6, B]
+
+    seconds, resident, working = (least(x) for x in (found.seconds, found.resident, found.working))
+    call, devices = jnp.arange(len(CALLS), dtype=jnp.int32), jnp.asarray(blocks)
+    size, count = len(CALLS) + 2, (len(CALLS) + 2) * iterations
+    after = jnp.asarray(_edges(iterations))
+
+    def of(choice: Array) -> Array:
+        taken, where = seconds[call, choice], devices[choice]
+        tasks = jnp.tile(jnp.zeros((size,), jnp.float32).at[call].set(taken), iterations)
+        ends = jnp.zeros((count,), jnp.float32)
+        for _ in range(count):  # no chain is longer than there are tasks
+            ends = tasks + jnp.max(jnp.where(after, ends[None, :], 0.0), axis=1)
+        load = jnp.max(jnp.sum(jnp.where(where, taken[:, None], 0.0), axis=0))
+        longest = jnp.maximum(jnp.max(ends) / iterations, load)
+        peak = event_simulator.peak_bytes(resident[call, choice], working[call, choice], where)
+        return event_simulator.penalised(longest, peak, found.capacity)
+
+    grid = metropolis.every_plan([range(len(blocks))] * len(CALLS))
+    return float(jnp.min(jax.jit(lambda x: jax.lax.map(of, x, batch_size=batch))(jnp.asarray(grid))))
