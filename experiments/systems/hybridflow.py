@@ -12,11 +12,13 @@ Equations: received by a device, of M bytes: ds_chat (t p d - 1) / (t p d), vani
 Left out:  profiles (seconds are this library's roofline) and so the factor 1.53 to 20.57 over other systems, whose
            software it does not know; machines of several devices; elsewhere fully sharded data for stages.
            Nothing is trained; the controllers run in the tests.
-Expect:    plan/relative (seconds over those of colocate): auto < 1.01; auto - split, auto - pairs < 0.01; auto below
-           vanilla and ds_chat; transition/gib: auto < vanilla < ds_chat; transition/gap (formula, count): 0.
+Expect:    plan/log (logarithm of the seconds over those of colocate, so that one seed at five times does not set the
+           scale): auto - vanilla, auto - ds_chat < -0.05; auto - colocate, auto - split, auto - pairs < 0.01;
+           transition/gib: auto < vanilla < ds_chat; transition/gap (formula, count): 0.
 Measure:   simulated seconds of an iteration of two on v6e chips, 96 rows; of each of 32 seeds: 16, 64 or 256 chips (at
            16 to 64 with 192 rows the search put all models together every time), actor and critic of 1, 3 or 8 billion
-           parameters, lengths; every call off its prediction (plan/predicted) by a log-normal 10 %.
+           parameters, lengths; every call off its prediction (plan/predicted) by a log-normal 10 %. The same in auto,
+           vanilla and ds_chat: what moves more bytes can hardly be faster, so that only the size is a finding.
 Run:       python -m experiments.systems.hybridflow
 """
 
@@ -62,7 +64,15 @@ ARMS = {
     "vanilla": {"transition": regroup.vanilla}, "ds_chat": {"transition": regroup.fully_sharded},
     "grpo": {"controller": dataflow.grpo}, "remax": {"controller": dataflow.remax},
 }  # fmt: skip
-METRICS = ("plan/relative", "plan/predicted", "plan/seconds", "plan/sets", "transition/gib", "transition/gap")
+METRICS = (
+    "plan/log",
+    "plan/relative",
+    "plan/predicted",
+    "plan/seconds",
+    "plan/sets",
+    "transition/gib",
+    "transition/gap",
+)
 CURVES = (*METRICS, "plan/idle", "plan/gib", "plan/stages")
 
 
@@ -74,7 +84,7 @@ def draw(key, *, longest, models, sizes):
     return ppo_calls.draw_work(keys[0], longest) | {"models": picked, "chips": chosen}
 
 
-D_STAR = {"plan/relative": 0.05}  # a twentieth of a step: below that no plan is changed
+D_STAR = {"plan/log": 0.05}  # a twentieth of a step: below that no plan is changed
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -98,6 +108,7 @@ def build(settings: Settings) -> experiment.Plan:
         gaps = np.subtract(engine.change.costs, regroup.counted(engine.change))[:2]
         known, plainly = (outcome(table, plan).penalised for table, plan in pairs)
         return {
+            "plan/log": jnp.log(real.penalised / first.penalised),
             "plan/relative": real.penalised / first.penalised,
             "plan/predicted": known / plainly,
             "plan/seconds": real.penalised,
@@ -114,11 +125,11 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Trying all mappings is never slower than a fixed one, and gathering in small groups moves the fewest bytes."""
+    """Gathering in small groups saves a twentieth of a step and most bytes; no fixed mapping beats trying all."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        *(experiment.smaller(results, "plan/relative", "auto", x) for x in ("vanilla", "ds_chat")),
-        *(experiment.smaller(results, "plan/relative", "auto", x, by=-0.01) for x in ("colocate", "split", "pairs")),
+        *(experiment.smaller(results, "plan/log", "auto", x, by=0.05) for x in ("vanilla", "ds_chat")),
+        *(experiment.smaller(results, "plan/log", "auto", x, by=-0.01) for x in ("colocate", "split", "pairs")),
         experiment.smaller(results, "transition/gib", "auto", "vanilla"),
         experiment.smaller(results, "transition/gib", "vanilla", "ds_chat"),
         *(experiment.below(results, "transition/gap", x, 1e-6) for x in ("auto", "vanilla", "ds_chat")),

@@ -182,6 +182,21 @@ def test_a_control_that_failed_stands_when_a_record_is_judged_again(recorded):
     assert records.judge_again(module, record, found)["claim"]["bed"] == [said]
 
 
+def test_a_record_under_the_standard_is_withdrawn_by_its_registration(recorded):
+    """The same file's next record has another registration, and stands."""
+    module, path, change = recorded
+    rows = "name\treason\tregistered\nfamily/broken\tanother search\tabc\n"
+    (path.parents[1] / "withdrawn.tsv").write_text(rows)
+    assert change(lambda record: record.update(instrument={"registered": "abd"})) == ""
+    said = change(lambda record: record.update(instrument={"registered": "abc"}))
+    assert said == "withdrawn, and not marked so; run python -m jaxrl_llm.experiment rejudge family/broken"
+    record, found = results.read(path)
+    reason = records.reason_withdrawn(path, record)
+    again = records.judge_again(module, record, found, reason)["claim"]
+    assert (reason, again["verdict"], again["bed"]) == ("another search", "withdrawn", ["another search"])
+    assert records.reason_withdrawn(path, record | {"instrument": None}) == ""
+
+
 def test_an_arm_that_the_file_has_won_since_leaves_the_record_as_it_is(recorded):
     assert recorded[2](lambda record: record["arms"].pop("warm")) == ""
     assert "has the arms" not in recorded[2](lambda record: record.update(instrument={"looks": [8]}))

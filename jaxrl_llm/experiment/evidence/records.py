@@ -106,14 +106,23 @@ def save(record: dict[str, Any], path: pathlib.Path) -> None:
 
 def withdrawn(root: pathlib.Path) -> dict[str, str]:
     """Reasons by ``family/slug`` why the verdict of an old record does not stand."""
+    return {name: reason for name, reason, registered in _withdrawals(root) if not registered}
+
+
+def _withdrawals(root: pathlib.Path) -> list[tuple[str, str, str]]:
+    """``(family/slug, reason, registration)``: no registration where the record is of the old instrument."""
     path = root / "results" / "withdrawn.tsv"
     rows = [line.split("\t") for line in path.read_text().splitlines()[1:]] if path.is_file() else []
-    return {name: reason for name, reason in rows}
+    return [(name, reason, "".join(registered)) for name, reason, *registered in rows]
 
 
 def reason_withdrawn(path: pathlib.Path, record: dict[str, Any]) -> str:
-    """Why the verdict of this record does not stand; empty where it does, as every one under the standard."""
-    return withdrawn(path.parents[2]).get(f"{path.parent.name}/{path.stem}", "") if is_old(record) else ""
+    """Why the verdict of this record does not stand; empty where it does.
+
+    Of a record under the standard its registration is withdrawn, so that a record that is made anew stands.
+    """
+    mine = f"{path.parent.name}/{path.stem}", "" if is_old(record) else record["instrument"].get("registered")
+    return next((why for name, why, registered in _withdrawals(path.parents[2]) if (name, registered) == mine), "")
 
 
 def committed(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
@@ -131,7 +140,7 @@ def judge_again(module: Any, record: dict[str, Any], found: Results, reason: str
       reason: why the verdict is withdrawn; empty: it is not. What the parts said stays readable and is not judged
         again: the file may have other arms by now.
     """
-    if reason and is_old(record):
+    if reason:
         claim = read_claim(record)
         others = tuple(problem for problem in claim.bed if problem != reason)
         claim = claim._replace(verdict=verdicts.WITHDRAWN, bed=(reason, *others))
@@ -152,20 +161,20 @@ def rejudge(root: pathlib.Path | None = None, *, only: tuple[str, ...] = ()) -> 
     from jaxrl_llm.experiment import doctor  # which reads records itself
 
     root, lines = locate.root() if root is None else root, []
-    reasons = withdrawn(root)
     for path, file in committed(root):
         name = f"{path.parent.name}/{path.stem}"
         if only and name not in only:
             continue
         module = doctor.load(file)
         record, found = results.read(path)
+        reason = reason_withdrawn(path, record)
         if record["claim"].get("parts", True) == []:  # a record that was never judged stays so
             again = record | {"claim": plain_claim(claims.open_claim(record["claim"]["statement"]))}
         else:
-            again = judge_again(module, record, found, reasons.get(name, ""))
+            again = judge_again(module, record, found, reason)
         save(again, path)
         held = {curve for arm in found.arms.values() for curve in arm.curves}
-        shown = tuple(x for x in getattr(module, "CURVES", module.METRICS) if x in held or name not in reasons)
+        shown = tuple(x for x in getattr(module, "CURVES", module.METRICS) if x in held or not reason)
         plots.plot(path.with_suffix(".png"), found, shown, title(again),
                    claim=read_claim(again), caption=caption(again))  # fmt: skip
         lines.append(f"{name}: {again['claim']['verdict']}")
