@@ -4,12 +4,16 @@ Paper:     Li et al., "ToRL: Scaling Tool-Integrated RL", arXiv:2503.23383.
 Claim:     RL with a code interpreter in the rollout, from a base model and without imitation of tool use, beats RL
            without tools; the model learns by itself to write code; a penalty for code that fails adds nothing.
 Equations: R = 1 right, -1 else (penalty: less 0.5 where a call failed); GRPO without KL over what the policy wrote; at
-           most C calls of an episode are executed. no_tool: C = 0; torl: C = 1; two_calls: C = 2; outputs_too: the
-           tool's tokens are in the mask as well.
-Left out:  programs (a call is one expression) and reasoning in text: what is written is a call or the answer.
-Expect:    eval/success: torl > no_tool, and penalty no more than 0.05 above torl; eval/code rises more than without it.
-Measure:   held-out chains of three digits modulo 10; 8 seeds, one base, equal episodes and updates. eval/code: share of
-           episodes with a call; eval/passed: of executed calls without an error.
+           most C calls of an episode are executed. no_tool: C = 0, from a base that imitates guesses alone, as a model
+           that is told of no tool writes no code; unheard: C = 0, from the base of the others, whose calls nobody
+           answers; torl: C = 1; two_calls: C = 2; outputs_too: the tool's tokens are in the mask as well.
+Left out:  programs (a call is one expression) and reasoning in text: what is written is a call or the answer. With
+           --data a call is what the model's own template makes of it, not a block between ```python and ```output.
+Expect:    eval/success: torl > no_tool, torl > unheard, and penalty no more than 0.05 above torl; eval/code rises more
+           than where nobody answers.
+Measure:   held-out chains of three digits modulo 10; equal episodes and updates. eval/code: share of episodes with a
+           call; eval/passed: of executed calls without an error. Guessing is right one time in ten; no_tool can hardly
+           do better, so that whether the world is learned shows on two_calls.
 Run:       python -m experiments.agents.torl; at scale --model DIR --data FILE --format gsm8k [--tools calculator]
 """
 
@@ -53,6 +57,7 @@ class Settings(multi_turn_plan.Settings):
     tools: str = "python"
     base_steps: int = 200
     calls: int = 1  # C
+    code: float = 0.4  # chance that what the base made here imitates calls where it knows nothing
     penalty: float = 0.0
     trained: Callable[[Trajectories], Array] = written
 
@@ -60,19 +65,22 @@ class Settings(multi_turn_plan.Settings):
 EMBEDDED = {"steps": 80, "learning_rate": 1e-3, "prompts_per_step": 8, "group_size": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "no_tool": {"calls": 0},
+    "no_tool": {"calls": 0, "code": 0.0},
     "torl": {},
     "two_calls": {"calls": 2},
     "penalty": {"penalty": 0.5},
     "outputs_too": {"trained": written_and_shown},
+    "unheard": {"calls": 0},
 }
 ONLY = "its questions are answered with a tool, and an env has actions of its own"
 METRICS = ("eval/success", "eval/code", "eval/passed", "eval/turns")
 CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/entropy")
+# without the tool an answer is a guess; whether the world is learned shows where calls are answered
+BED = experiment.Bed(metric="eval/success", baseline="two_calls", chance=0.1)
 
 
 def build(settings: Settings) -> Plan:
-    """One online stage in the world with so many calls, from a base that saw two."""
+    """One online stage in the world with so many calls, from a base that saw two where it saw any."""
     failed = tool_question.failed if settings.data else calculator.failed
 
     def score(answers, rows):
@@ -89,7 +97,7 @@ def build(settings: Settings) -> Plan:
         return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures, only=ONLY)
     arena = calculator.make_calculator(calls=settings.calls)
     measure = strings.bound(arenas.measure, arena, samples=8, more=calculator.figures)
-    base = arenas.make_base(calculator.make_calculator(calls=2), steps=settings.base_steps)
+    base = arenas.make_base(calculator.make_calculator(calls=2, code=settings.code), steps=settings.base_steps)
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 
@@ -98,7 +106,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/success", "torl", "no_tool"),
-        experiment.grows_more(results, "eval/code", "torl", "no_tool", start=0),
+        experiment.greater(results, "eval/success", "torl", "unheard"),
+        experiment.grows_more(results, "eval/code", "torl", "unheard", start=0),
         experiment.smaller(results, "eval/success", "penalty", "torl", by=-0.05),
     )
 

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import torl
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
@@ -118,3 +120,16 @@ def test_the_behaviour_plays_without_gaps():
         assert np.asarray(rows.positions[b, :14]).tolist() == list(range(14)) and not bool(rows.truncated[b])
     train, held = ({tuple(map(int, row)) for row in x.tokens} for x in (arena.train, arena.heldout))
     assert len(train) == 512 and len(held) == 64 and not train & held
+
+
+def test_the_arm_without_a_tool_begins_from_a_base_that_calls_nothing():
+    """Four of ten episodes of the other base begin with a call; where nobody answers that is dead text."""
+    given = arms.resolve(torl, arms.preset(torl, smoke=False, model=torl.Settings().model), ())
+    assert {name: (s.calls, s.code) for name, s in given.items() if s.calls == 0} == {
+        "no_tool": (0, 0.0), "unheard": (0, 0.4)
+    }  # fmt: skip
+    silent, other = (calculator.make_calculator(calls=2, code=given[name].code) for name in ("no_tool", "unheard"))
+    for arena, calls in ((silent, False), (other, True)):
+        rows = jax.jit(lambda key, arena=arena: arenas.play(arena, key, 16))(jax.random.key(0))
+        first = np.asarray(rows.tokens[:, calculator.WRITTEN + 1])
+        assert bool((first < calculator.FIRST_ANSWER).any()) is calls
