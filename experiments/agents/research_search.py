@@ -8,10 +8,12 @@ Equations: r = 0 where the form is broken or no answer comes, else F1 of the ans
            (r_i - mean) / std of the group; clipped surrogate and 0.001 k3 over the tokens the policy chose. rag: the
            prompt ends in a search for the question and what it found, and no later one finds anything; on_call: the
            same, but only once the policy searches; direct: none finds anything; no_mask: the loss also covers what was
-           retrieved; no_format: 0 instead of 0.1.
+           retrieved; no_format: 0 instead of 0.1. The search of rag brings five documents, as in the paper, so that a
+           question of two hops can be answered from them at times; every other search one.
 Left out:  thoughts; text with a retriever (verifiers/overlap.py has the reward of text, the extra ``tasks`` has bm25s);
-           planning: beside the documents the world shows the relation still asked for. One document, not five, found by
-           BM25 and no dense retriever: the words here are their own embeddings.
+           planning: beside the documents the world shows the relation still asked for. A search of the policy's own
+           brings one document, not five; all are found by BM25 and no dense retriever: the words here are their own
+           embeddings.
 Expect:    trained on two hops only: eval/f1, and eval/f1_3 on three hops: research > rag; searches rise from one hop to
            three; a tool that is there beats a hidden one: research > on_call. no_mask and no_format are looked at,
            nothing is claimed of them.

@@ -172,7 +172,7 @@ def test_retrievers():
 
 def test_one_retrieval_comes_before_the_first_action():
     """The prompt ends in it whatever the policy does, as the policy's own first search would read."""
-    plain, rag = multi_hop.make_multi_hop(multi_hop.nothing), multi_hop.make_retrieved()
+    plain, rag = multi_hop.make_multi_hop(multi_hop.nothing), multi_hop.make_retrieved(shown=1)
     letters = multi_hop.ALPHABET
     for before, after in ((plain.train, rag.train), (plain.heldout, rag.heldout)):
         assert after.tokens.shape[1] == before.tokens.shape[1] + 3 + 6 and bool(after.valid.all())
@@ -202,3 +202,21 @@ def test_one_retrieval_comes_before_the_first_action():
     assert jax.tree.map(jnp.shape, plain.policy.init(jax.random.key(0))) == jax.tree.map(
         jnp.shape, rag.policy.init(jax.random.key(0))
     ), "both begin as one base"
+
+
+def test_five_retrieved_documents_hold_both_hops_at_times():
+    """One document never answers a question of two hops: an arm that reads it alone could not be beaten by chance."""
+    rag, length = multi_hop.make_retrieved(), multi_hop.make_multi_hop().heldout.tokens.shape[1]
+    assert rag.heldout.tokens.shape[1] == length + 3 + 5 * 4 + 2
+    assert (rag.env.action_tokens, rag.env.observation_tokens) == (3, 6), "later searches read as everywhere"
+    both = 0
+    for k in np.flatnonzero(np.asarray(rag.heldout.level) == 2):
+        task = jax.tree.map(lambda x, k=k: np.asarray(x[k]), rag.heldout.answers)
+        shown = np.asarray(rag.heldout.tokens[k, length + 3 : -2]).reshape(5, 4)
+        rows = np.asarray(multi_hop.documents(jax.tree.map(jnp.asarray, task)))
+        first, second = task["relations"][:2]
+        bridge = task["objects"][first, task["start"]]
+        wanted = rows[[first * 6 + task["start"], second * 6 + bridge]]
+        assert all((rows == one).all(axis=1).any() for one in shown), "documents of the task"
+        both += all((shown == one).all(axis=1).any() for one in wanted)
+    assert 0 < both < 16

@@ -206,15 +206,19 @@ def asked_first(task: dict[str, Array], *, shown: int = 1) -> tuple[Question, In
 
 @lru_cache(maxsize=8)
 def make_retrieved(
-    retrieve: Callable[[Question, Array], Array] = nothing, *, hops: tuple[int, ...] = (2,), shown: int = 1,
+    retrieve: Callable[[Question, Array], Array] = nothing, *, hops: tuple[int, ...] = (2,), shown: int = 5,
     turns: int = HOPS + 1,
 ) -> Arena:  # fmt: skip
     """``make_multi_hop`` with one retrieval before the policy's first action, in its prompt.
 
     It reads as the policy's own search for the first hop would, with what the question as a query finds; no search of
     its own finds anything.
+
+    Args:
+      shown: documents of that retrieval. With one of them a question of two hops cannot be answered; five, as in
+        "ReSearch", arXiv:2503.19470, at times hold both hops.
     """
-    plain = make_multi_hop(retrieve, hops=hops, shown=shown, turns=turns)
+    plain = make_multi_hop(retrieve, hops=hops, turns=turns)
     read = jax.jit(jax.vmap(lambda task: asked_first(task, shown=shown)[1]))
 
     def opened(found: Problems) -> Problems:
