@@ -45,6 +45,16 @@ from jaxrl_llm.train.plan import Plan, Stage, keep_reference
 from jaxrl_llm.types import Trajectories
 
 
+def taught(stage: Stage, hosted=None) -> tuple[Stage, ...]:
+    """RL."""
+    return (stage,)
+
+
+def untaught(stage: Stage, hosted=None) -> tuple[Stage, ...]:
+    """The model as it is: no episode is played to change nothing."""
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's batch, rewards and KL, for --data and a model of one's own, or a decoder made here."""
@@ -68,13 +78,14 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     failing: float = 0.2
     read: Callable[..., tuple[Array, Array]] = noisy_web.read_on
     trained: Callable[..., Trajectories] = multi_turn.chosen_only
+    teach: Callable[..., tuple[Stage, ...]] = taught
 
 
 SKILL = 0.85  # of the behaviour that the base imitates: at 0.7 it finishes too few searches to learn from
 EMBEDDED = {"steps": 200, "learning_rate": 1e-3, "prompts_per_step": 12, "group_size": 5, "max_turns": 6}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "prompted": {"learning_rate": 0.0},
+    "prompted": {"teach": untaught},
     "rag_rl": {"astray": 0.0, "failing": 0.0},
     "deep": {},
     "no_reader": {"read": noisy_web.first_segment},
@@ -102,7 +113,7 @@ def build(settings: Settings) -> Plan:
         kept = closed_book.left_out(settings)
         reader = pages.first_segment if blind else None
         opened = partial(catalog.questions, luck=tuple(luck), reader=reader, change=kept)
-        more = {"opened": opened, "more": tool_question.figures}
+        more = {"opened": opened, "more": tool_question.figures, "stages": settings.teach}
         return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
@@ -114,7 +125,8 @@ def build(settings: Settings) -> Plan:
     online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward, formed=noisy_web.well_formed))
     stage = Stage(online, settings.steps, keep_reference)
     measure = strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures)
-    return Plan(arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps), (stage,), measure)
+    base = arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps)
+    return Plan(base, settings.teach(stage), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

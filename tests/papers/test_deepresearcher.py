@@ -1,5 +1,7 @@
 """DeepResearcher: rewards by hand, a reading agent that stops early, and the noisy web its experiment plays in."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from experiments.agents.parts import closed_book, multi_hop, noisy_web
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.run import parts
@@ -185,3 +188,18 @@ def test_the_floor_of_exact_answers_is_that_of_a_guess():
     close.assert_near(np.mean(scores), 5 / 24)
     bed = deepresearcher.BED
     assert (bed.metric, bed.chance) == ("eval/exact", 1 / 24)
+
+
+def test_the_prompted_agent_plays_no_episode_to_train(monkeypatch):
+    """With rows of one's own it ran all of RL at a rate of 0: hours of episodes that change nothing."""
+    given = {}
+    monkeypatch.setattr(
+        deepresearcher.multi_turn_plan, "make_plan", lambda settings, method, **parts: given.update(parts)
+    )
+    base = arms.preset(deepresearcher, smoke=True, model=deepresearcher.Settings().model)
+    for name, settings in arms.resolve(deepresearcher, base, ()).items():
+        stages = deepresearcher.build(settings).stages if name in ("prompted", "deep") else None
+        deepresearcher.build(dataclasses.replace(settings, data="rows.jsonl"))
+        trained = given["stages"]("online", None)
+        assert trained == (() if name == "prompted" else ("online",)), name
+        assert stages is None or len(stages) == len(trained), name
