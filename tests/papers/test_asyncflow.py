@@ -1,7 +1,9 @@
 """AsyncFlow: streams by hand and against a loop, staleness in the timeline, the threaded loop against the host loop."""
 
+import dataclasses
 import json
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,9 @@ from experiments.parts import running_sums, strings
 from experiments.parts import running_sums_task as toy
 from experiments.systems import asyncflow
 from experiments.systems.parts import event_simulator, streaming_simulator
+from jaxrl_llm import experiment
 from jaxrl_llm.asynchronous import threads
-from jaxrl_llm.experiment import cli, recipes
+from jaxrl_llm.experiment import arms, cli, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.train import host
@@ -204,3 +207,18 @@ def test_the_lagged_actor_is_the_policy_of_so_many_updates_ago():
     assert acted == [0.0, 0.0, 0.0, 1.0, 2.0] and recipes.lagged_actor(0) == {}
     with pytest.raises(ValueError, match="lag=-1 must not be negative"):
         recipes.lagged_actor(-1)
+
+
+def test_arms_that_would_train_alike_are_simulated_alone_on_rows_as_well(monkeypatch):
+    bench = types.SimpleNamespace(model=types.SimpleNamespace(policy=asyncflow.WORLD.policy))
+    plan = experiment.Plan(lambda key: {}, ("online",), lambda params, key: {})
+    monkeypatch.setattr(asyncflow.recipes, "bench", lambda settings: bench)
+    monkeypatch.setattr(asyncflow.recipes, "make_online", lambda *given, **slots: None)
+    monkeypatch.setattr(asyncflow.recipes, "one_stage", lambda *given, **more: plan)
+    base = arms.preset(asyncflow, smoke=True, model=asyncflow.Settings().model)
+    found = {
+        name: asyncflow.build(dataclasses.replace(settings, data="rows.jsonl")).stages
+        for name, settings in arms.resolve(asyncflow, base, ()).items()
+    }
+    trained = {name: ("online",) for name in ("streamed", "async", "async_2", "async_4")}
+    assert found == trained | {"colocated": (), "apart": ()}
