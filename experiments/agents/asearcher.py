@@ -11,14 +11,15 @@ Equations: r = F1 [every turn well formed], -0.5 for calling the question invali
 Left out:  thoughts; a judge. At scale pages are read by a model (--tools pages=CORPUS.jsonl --reader ADDRESS
            --reader-model NAME), which with --rounds N also makes the questions harder and checks them before training;
            in the embedded world pages are facts and questions are drawn. Here all of a batch begin with weights 4
-           updates old, and keys and values outlive a swap of the weights; at scale they end with them, too, questions
-           cannot be refused, and hours are not simulated.
+           updates old, and keys and values outlive a swap of the weights; at scale the old weights are those of the
+           asynchronous loop, not copies beside the new ones, questions cannot be refused, and hours are not simulated.
 Expect:    eval/exact_many (4 and 5 hops, 8 turns allowed): sync > short, |asearcher - sync| < 0.05; flow/hours:
            asearcher < sync. Nothing is claimed of coupled and no_filter.
 Measure:   held-out questions of 1 to 5 hops; 8 seeds, equal episodes and updates. flow/hours is simulated: turns as the
            policy takes them, each log-normal with median 20 s; asynchronously half of the machines sample, half as many
            episodes at a time, and half train, in twice the time.
 Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools pages=CORPUS.jsonl
+           --loop async, in which every arm has the staleness of its own
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     keep: Callable[..., Array] = group.informative_groups  # with rewards that differ
 
 
-EMBEDDED = {"steps": 40, "learning_rate": 1e-3, "prompts_per_step": 6, "group_size": 8, "turns": 8}
+EMBEDDED = {"steps": 300, "learning_rate": 1e-3, "prompts_per_step": 6, "group_size": 8, "turns": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "sync": {"eta": 0}, "asearcher": {}, "coupled": {"loss": coupled}, "no_filter": {"keep": group.mean_within},
@@ -101,7 +102,7 @@ def agent_of(settings: Settings) -> Callable | None:
 def build(settings: Settings) -> experiment.Plan:
     """One online stage whose weights are swapped while episodes run."""
     terms = partial(settings.loss, clip=settings.clip, cap=settings.cap)
-    size, eta, old = settings.group_size, settings.eta, recipes.lagged_extras(settings.eta)
+    size, eta = settings.group_size, settings.eta
 
     def keep(rows, rewards):
         return settings.keep(rewards.value, rows.group_ids, low=-1.0, high=1.0, valid=rewards.valid)
@@ -119,15 +120,17 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.data:
         score = tool_question.score_by_form(partial(shaping.graded_rewards, wrong_reward=0.0))
         opened = partial(catalog.questions, change=agent_of(settings))
-        more = {"opened": opened, "turns": settings.turns, "more": tool_question.figures, "extras": old}
-        return multi_turn_plan.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)
+        more = {"opened": opened, "turns": settings.turns, "more": tool_question.figures}
+        plan = multi_turn_plan.make_plan(settings, partial(method, score=score), **more)
+        return plan._replace(staleness=eta)  # by the loop: copies of a model of one's own would fill the devices
     whole = many_hops.make_many_hops()
     arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size
     online = method(arena, score=many_hops.score, **arenas.swapping_actor(arena, lag=eta, group_size=size))
     hours = independent_episodes.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
     measure = strings.bound(many_hops.measure, whole, samples=3, more=hours)
     base = arenas.make_base(whole, steps=settings.base_steps)
-    return experiment.Plan(base, (experiment.Stage(online, settings.steps, old),), measure)
+    stage = experiment.Stage(online, settings.steps, recipes.lagged_extras(eta))
+    return experiment.Plan(base, (stage,), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -275,6 +275,7 @@ def keeping_of(
       UserError: for a loop that cannot run this plan.
     """
     on_host = plan.on_host or bool(settings.mesh)
+    staleness = options.staleness if plan.staleness is None else plan.staleness
     remote = durable.remote_of(
         options, settings.mesh, build,
         (plan.world is not None, "does not play episodes in Python: give threads:N"),
@@ -300,7 +301,7 @@ def keeping_of(
     return Keeping(
         folder=out / "seeds" / arm,
         checkpoint_every=options.checkpoint_every,
-        staleness=options.staleness if options.loop == "async" else None,
+        staleness=staleness if options.loop == "async" else None,
         scorers=durable.check_workers(options.workers)[1],
         units=options.storage_units,
         generator=durable.generator_of(options, settings, plan, remake),
@@ -468,6 +469,18 @@ def check_options(options: Options, arguments: list[str]) -> None:
         raise UserError(f"--bed {options.bed}: a name of letters, digits, - and _")
 
 
+def check_staleness(options: Options, built: dict[str, Plan]) -> None:
+    """Refuses a loop whose samples are fresh where an arm is about old ones.
+
+    Raises:
+      UserError: naming the arm.
+    """
+    old = [name for name, plan in built.items() if plan.staleness and options.loop != "async"]
+    if old:
+        raise UserError(f"arm {old[0]} learns from samples of up to {built[old[0]].staleness} updates ago: "
+                        "give --loop async, or --arm with others")  # fmt: skip
+
+
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
     """Runs an experiment module with command-line arguments; None for ``--plan`` and ``--register``."""
     from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
@@ -494,6 +507,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         flags_given = " ".join(f"{flags.spell(name)} {getattr(base, name)}" for name in sorted(given))
         raise UserError(f"{flags_given}: {str(error).splitlines()[0]}") from error
     check_flags(resolved, base, given, reads)
+    check_staleness(options, built)
     number = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds
     if options.plan:
         show_plan(resolved, built, base, number, formed)

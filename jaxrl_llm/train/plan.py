@@ -75,6 +75,9 @@ class Plan(NamedTuple):
     With ``of_seed`` the programs themselves belong to the seed (its own table of problems, say): the plan is that of
     seed 0, ``of_seed(plan, seed)`` that of another, and seeds run one after another. It changes the plan it is given,
     which may have been changed since it was built.
+
+    A ``staleness`` is how many updates old samples may be, where that is the arm and no choice of the run: above 0 the
+    arm needs the asynchronous loop, in which 0 makes its samples fresh beside arms whose samples are not.
     """
 
     init: Callable[[Key], Params]
@@ -91,6 +94,7 @@ class Plan(NamedTuple):
     # ``finish(params, key)``: what is measured and exported of the trained parameters, for example a merge of models
     finish: Callable[[Params, Key], Params] = as_trained
     of_seed: Callable[["Plan", int], "Plan"] | None = None
+    staleness: int | None = None
 
 
 def of_seed(plan: Plan, seed: int) -> Plan:
