@@ -58,8 +58,10 @@ def random(rows: Trajectories, settings: Any) -> Array:
 
 def similar(rows: Trajectories, settings: Any) -> Array:
     texts = similar_situations.shown(rows, width=settings.compared)
-    taken = multi_turn.turns_of(rows).taken
-    return similar_situations.clusters(texts, rows.group_ids, taken, least=settings.similarity)
+    given = texts, rows.group_ids, multi_turn.turns_of(rows).taken
+    if not settings.data:  # few enough to compare all with all
+        return similar_situations.clusters(*given, least=settings.similarity)
+    return similar_situations.clusters_in_groups(*given, least=settings.similarity, size=settings.group_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -219,3 +219,15 @@ def test_equal_and_similar_situations_of_the_corridor():
     np.testing.assert_array_equal(sizes(equal), sizes(found.identity))
     wider = sizes(similar_situations.clusters(texts, rows.group_ids, found.taken, least=0.85))
     assert wider.sum() > sizes(equal).sum()
+
+
+def test_groups_that_lie_one_after_another_are_compared_by_themselves():
+    """The same situations as where every turn is compared with all, to the number."""
+    rng = np.random.default_rng(2)
+    texts = jnp.asarray(rng.integers(0, 2, (6, 3, 5)), jnp.int32)
+    given = texts, jnp.asarray([0, 0, 1, 1, 2, 2], jnp.int32), jnp.asarray(rng.random((6, 3)) < 0.8)
+    for least in (0.0, 0.7, 1.0):
+        found = similar_situations.clusters_in_groups(*given, least=least, size=2)
+        np.testing.assert_array_equal(found, similar_situations.clusters(*given, least=least))
+    with pytest.raises(ValueError, match="size=4 does not divide the 6 rows; give the rows of a group"):
+        similar_situations.clusters_in_groups(*given, least=0.7, size=4)

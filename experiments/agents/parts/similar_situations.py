@@ -85,6 +85,25 @@ def clusters(
     return found.reshape(valid.shape)
 
 
+def clusters_in_groups(
+    texts: Int[Array, "B K W"], group_ids: Int[Array, " B"], valid: Bool[Array, "B K"], *, least: float, size: int
+) -> Int[Array, "B K"]:
+    """``clusters`` of rows whose groups lie one after another: a turn is compared with those of its group alone.
+
+    Groups are gone through side by side, so that neither the comparisons of a turn nor the turns that wait for each
+    other grow with the number of groups.
+
+    Args:
+      size: rows of a group.
+    """
+    if texts.shape[0] % size:
+        raise ValueError(f"size={size} does not divide the {texts.shape[0]} rows; give the rows of a group")
+    parts = tuple(x.reshape(-1, size, *x.shape[1:]) for x in (texts, group_ids, valid))
+    found = jax.vmap(lambda *part: clusters(*part, least=least))(*parts)
+    first = jnp.arange(found.shape[0], dtype=jnp.int32) * (size * valid.shape[1])
+    return (found + first[:, None, None]).reshape(valid.shape)
+
+
 def shuffled(
     situations: Int[Array, "B K"], group_ids: Int[Array, " B"], valid: Bool[Array, "B K"], key: Key
 ) -> Int[Array, "B K"]:
