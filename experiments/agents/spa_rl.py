@@ -5,15 +5,16 @@ Claim:     one reward at the end teaches long episodes slowly; contributions of 
            to the reward, with a signal for actions that can be executed, train PPO better.
 Equations: (sum_k c_k - R)^2 -> min on episodes of the base; r_k = alpha c_k + beta g_k at the last token of turn k,
            g_k = 1 where the action changed the situation; PPO with GAE on these rewards. ppo: c is R at the last turn,
-           beta = 0; grounding_only: the same with beta; no_grounding: beta = 0; uniform: c_k = R / K; strong: the
-           paper's beta of 0.5, at which three steps anywhere outweigh the task; oracle (the positive control): c_k the
-           share of the places to go to that turn k is the first to reach.
+           beta = 0; grounding_only: the same with beta; no_grounding: beta = 0; uniform: c_k = R / K; beta_10, strong:
+           beta 0.1 and the paper's 0.5, at which eleven and three steps anywhere outweigh the task; oracle (the
+           positive control): c_k the share of the places to go to that turn k is the first to reach.
 Left out:  the KL penalty; the estimator is fitted once, as in the paper. Its episodes come on top of those that train.
 Expect:    eval/success: spa > ppo, and spa > uniform; strong walks about: eval/turns strong > spa.
 Measure:   held-out grids of the bed sub_goals, its base, sizes and rate: five by five cells, four places to go to in
            turn in at most 24 turns, judged by the end alone; equal online episodes and updates. A walker at random does
            none, 2 of 128 tasks have no plan so short. eval/moved: share of actions that changed the situation;
-           eval/credit: chance that the estimator gives a turn that reaches a place more than another (0.5: none).
+           eval/credit: chance that the estimator gives a turn that reaches a place more than another (0.5: none);
+           with --data, where no such turn is known, an episode that succeeds more in all its turns than one that fails.
 Run:       python -m experiments.agents.spa_rl; at scale --model DIR --data webshop:FOLDER (alfworld:, textworld:)
 """
 
@@ -21,6 +22,7 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
@@ -33,7 +35,7 @@ from jaxrl_llm.metrics import calibration
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.types import Key, Params, Trajectories
 
 
 def learned(arena, params, rows, rewards, counted) -> Array:
@@ -59,6 +61,20 @@ def measure(arena: arenas.Arena, params: Params, key: Key, *, samples: int) -> d
     reaches = errands.progress(found, found.taken, places=errands.PLACES) > 0
     credit = calibration.auroc(*(x.reshape(-1) for x in (jax.nn.sigmoid(said), reaches, found.taken)))
     return episode_methods.figures(rows) | {"eval/credit": credit}
+
+
+def told_apart(place: episode_methods.Setup, params: Params, rows: Trajectories, *, chunk: int = 8) -> dict[str, Array]:
+    """``eval/credit`` of a world whose places nobody knows: the AUROC of an episode's contributions, of successes.
+
+    Args:
+      chunk: episodes that are read at once.
+    """
+    said = jax.jit(lambda params, part: jnp.sum(progress_estimator.contributions(place, params, part), axis=1))
+    parts = [jax.tree.map(lambda x, k=k: x[k : k + chunk], rows) for k in range(0, rows.tokens.shape[0], chunk)]
+    sums = jnp.concatenate([said(params["progress"], part) for part in parts])
+    won = multi_turn.episode_rewards({}, rows)
+    credit = calibration.auroc(jax.nn.sigmoid(sums), won.value >= multi_turn_plan.ENOUGH, won.valid)
+    return {"eval/credit": credit}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +105,7 @@ ARMS = {
     "no_grounding": {"grounding": 0.0},
     "grounding_only": {"attribute": terminal},
     "uniform": {"attribute": uniform},
+    "beta_10": {"grounding": 0.1},
     "strong": {"grounding": 0.5},
     "oracle": {"attribute": oracle},
 }
@@ -120,10 +137,11 @@ def build(settings: Settings) -> Plan:
         before = fit(hosted.place, rollout=hosted.rollout, rows_per_step=settings.prompts_per_step)
         return (before, stage) if settings.attribute is learned else (stage,)
 
-    if settings.data:
-        return multi_turn_plan.make_plan(
-            settings, method, start=progress_estimator.with_estimator, part="model", stages=stages
-        )
+    if settings.data:  # a second model only where something is asked of it
+        parts = {"start": episode_methods.with_value}
+        if settings.attribute is learned:
+            parts = {"start": progress_estimator.with_estimator, "told": told_apart}
+        return multi_turn_plan.make_plan(settings, method, part="model", stages=stages, **parts)
     arena = errands.make_errands()
     start = progress_estimator.make_start(arena, base_steps=settings.base_steps, fit=fit)
     return Plan(start, (Stage(method(arena), settings.steps),), strings.bound(measure, arena, samples=8))

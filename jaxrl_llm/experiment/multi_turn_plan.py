@@ -148,6 +148,7 @@ def make_plan(
     through: Callable[[HostEpisodes], HostEpisodes] | None = None,
     stages: Callable[[Stage | None, Hosted], tuple[Stage, ...]] = alone,
     more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
+    told: Callable[[episode_methods.Setup, Params, Trajectories], dict[str, Array]] | None = None,
     sight: text_contexts.Sight | None = None,
     only: str = "",
 ) -> Plan:
@@ -164,6 +165,7 @@ def make_plan(
       through: the training world as the method's ``actor`` wants it, for example ``turn_limits.on_host``.
       stages: all stages, of the online one.
       more: ``(episodes, rewards, held-out problems)`` to further figures of the measurement.
+      told: ``(place, parameters, episodes)`` to what other parts of the parameters than the policy say of the episodes.
       sight: what is seen of episodes at once; ``method`` then gets the ``width`` of the longest sub-trajectory, too,
         and the contexts of training and of more summaries are both measured (``text_contexts.figures``).
       only: as of ``open_place``.
@@ -199,6 +201,8 @@ def make_plan(
         found = episode_methods.figures(played[0], enough=ENOUGH)
         if sight is not None:
             found |= text_contexts.figures(played[0], played[-1], enough=ENOUGH)
+        if told is not None:
+            found |= told(episode_methods.Setup(model.policy, held.problems), params, played[0])
         return found if more is None else found | more(played[0], episode_rewards({}, played[0]), held.problems)
 
     hosted = Hosted(model, train, held, world)

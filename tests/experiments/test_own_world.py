@@ -29,14 +29,14 @@ CASES = {  # experiment: its arms, and what it is given
     "torl": (["no_tool", "outputs_too"], [*ROWS, "--tools", "calculator"]),
     "research_search": (["rag", "no_mask"], SEARCH),
     "deepresearcher": (["deep", "no_reader"], [*SEARCH, "--closed-book", "2"]),
-    "asearcher": (["asearcher", "coupled"], SEARCH),
+    "asearcher": (["asearcher", "sync"], [*SEARCH, "--loop", "async"]),
     "igpo": (["igpo"], SEARCH),
     "supo": (
         ["supo", "long", "rule"],
         [*SEARCH, "--context-tokens", "1150", "--summary-tokens", "3", "--max-new-tokens", "2400", "--max-turns", "4"],
     ),
     "agentgym_rl": (["scaling"], ["--data", "webshop:{folder}/shop", "--turns", "1", "2"]),
-    "spa_rl": (["spa"], ["--data", "webshop:{folder}/shop"]),
+    "spa_rl": (["spa", "uniform"], ["--data", "webshop:{folder}/shop"]),
     "loop": (["loop", "critic"], ["--data", "appworld:{folder}", "--servers", "http://localhost:1"]),
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
@@ -202,6 +202,10 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
         ("torl", "{model} {rows} --tools oven", "'oven' is no tool; choose python"),
         ("igpo", "{model} {rows}", "rows.jsonl needs --tools: any of python, calculator"),
         ("asearcher", "{model} {rows} --tools search=none", "the corpus none cannot be read"),
+        (
+            "asearcher", "{model} {rows} --tools calculator --max-new-tokens 64",
+            "arm asearcher learns from samples of up to 4 updates ago: give --loop async, or --arm with others",
+        ),
         (
             "research_search --arm rag", "{model} {rows} --tools calculator",
             "--tools: an arm that retrieves before the answer needs search=CORPUS.jsonl",

@@ -1,9 +1,13 @@
 """SPA-RL: contributions that sum to the return, rewards of turns, what changed the situation."""
 
+import dataclasses
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
 from experiments.agents import spa_rl
 from experiments.agents.parts import arena as arenas
@@ -15,9 +19,16 @@ from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import offline
+from jaxrl_llm.types import Rewards
 from tests import close
 
 ALL = jnp.ones((1, 3), bool)
+
+
+class Rows(NamedTuple):
+    """Of episodes only what ``contributions`` shall say of them."""
+
+    tokens: Array
 
 
 def test_worked_rewards_and_loss():
@@ -114,7 +125,8 @@ def test_walking_outweighs_the_task_at_the_papers_weight_alone():
     base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
     most = {name: s.grounding * errands.make_errands().turns for name, s in arms.resolve(spa_rl, base, ()).items()}
     assert {name for name, paid in most.items() if paid == 0} == {"ppo", "no_grounding"}
-    assert {name for name, paid in most.items() if paid >= 0.25} == {"strong"} and most["strong"] > 1
+    assert {name for name, paid in most.items() if paid >= 0.25} == {"beta_10", "strong"}
+    assert 1 < most["beta_10"] < most["strong"]
     assert spa_rl.Settings().grounding == 0.5 and base.grounding <= 0.01
 
 
@@ -135,6 +147,29 @@ def test_credit_is_half_where_nothing_is_told_apart_and_one_for_the_oracle(monke
         monkeypatch.setattr(progress_estimator, "contributions", lambda arena, params, rows, said=said: said)
         seen = spa_rl.measure(None, {"progress": None}, jax.random.key(0), samples=1)
         assert float(seen["eval/credit"]) == credit and float(seen["eval/success"]) == 0.0
+
+
+def test_credit_of_a_world_without_known_places_orders_whole_episodes(monkeypatch):
+    """By what all turns of an episode sum to, in pieces of two episodes of which the last is half full."""
+    said = jnp.asarray([[0.5, 0.4], [0.4, 0.4], [0.1, 0.0]])
+    monkeypatch.setattr(progress_estimator, "contributions", lambda place, params, part: part.tokens)
+    rows = Rows(said)
+    for won, credit in (([1.0, 0.0, 0.0], 1.0), ([0.0, 1.0, 0.5], 0.5)):
+        found = Rewards(jnp.asarray(won), jnp.ones(3, bool))
+        monkeypatch.setattr(multi_turn, "episode_rewards", lambda answers, rows, found=found: found)
+        assert float(spa_rl.told_apart(None, {"progress": None}, rows, chunk=2)["eval/credit"]) == credit
+
+
+def test_a_second_model_is_there_only_where_it_is_fitted(monkeypatch):
+    """With rows of one's own: arms that ask nothing of an estimator carry none, nor moments of it."""
+    given = {}
+    monkeypatch.setattr(spa_rl.multi_turn_plan, "make_plan", lambda settings, method, **parts: given.update(parts))
+    base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
+    for name, settings in arms.resolve(spa_rl, base, ()).items():
+        given.clear()
+        spa_rl.build(dataclasses.replace(settings, data="webshop:none"))
+        fitted = settings.attribute is spa_rl.learned
+        assert (given["start"] is progress_estimator.with_estimator, "told" in given) == (fitted, fitted), name
 
 
 @pytest.mark.slow
