@@ -146,13 +146,13 @@ def anything(key: Key) -> Int[Array, " 3"]:
 
 @lru_cache(maxsize=8)
 def make_apis(*, skill: float = 0.8) -> arenas.Arena:
-    """A decoder of two layers, 512 tasks to train on, 16 scenarios of 3 variants held out.
+    """A decoder of two layers, 512 tasks to train on, 64 scenarios of 3 variants held out.
 
     Args:
       skill: chance that the behaviour to imitate makes the right call; else it makes any.
     """
     behave = arenas.skilled(expert, anything, skill)
-    tasks = problems(512, 1, 0), problems(16, VARIANTS, 1)
+    tasks = problems(512, 1, 0), problems(64, VARIANTS, 1)
     return arenas.make_arena(ENV, *tasks, behave, words=len(ALPHABET), turns=TURNS)
 
 
