@@ -11,7 +11,9 @@ Left out:  documents and a retriever: a search is one entry of a hidden table, a
            format; the KL term.
 Expect:    eval/success: igpo > grpo and igpo > information_only.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
-           turn/signal: share of actions whose advantage is not 0.
+           turn/signal: share of actions whose advantage is not 0. Answers of one token: p_k is then exact, and a
+           search moves it all at once; over longer answers it is a mean of tokens most of which say nothing, which
+           this bed does not measure (at scale it is what is taken).
 Run:       python -m experiments.agents.igpo; at scale --model DIR --data FILE --format hotpotqa
            --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right answer
 """

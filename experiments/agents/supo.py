@@ -14,7 +14,9 @@ Left out:  taking out the turn that made the context too long, in the embedded w
 Expect:    eval/more: supo > truncated, supo > rule, supo > long - 0.05; supo gains by more summaries, eval/gained > 0.
            Of no_mask and per_part nothing is claimed.
 Measure:   held-out ledgers of 1 to 8 pages, 2 in a context; trained with 2 summaries, enough for 6 pages; eval/more:
-           measured with 3, enough for all (what trains without them has none); 8 seeds, equal episodes and updates.
+           measured with 3, enough for all (what trains without them has none); equal episodes and updates. truncated
+           reads the 2 pages that fit, so of ledgers of 3 to 8 it can but guess: the primary part says that summaries
+           are of use, what they cost is said by supo against long, and what is in them by supo against rule.
 Run:       python -m experiments.agents.supo; at scale --model DIR --data FILE --tools search=CORPUS.jsonl
 """
 
