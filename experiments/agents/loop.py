@@ -53,6 +53,19 @@ def rejection(settings, arena, method) -> Stage:
     return imitation.rejection_stage(arena, settings, apis.completed, updates=updates)
 
 
+def at_once(settings):
+    """The settings as they are given."""
+    return settings
+
+
+def update_by_update(settings):
+    """As many episodes in pieces, one update on each: as many updates as several on the whole, or some more."""
+    fewer = max(settings.prompts_per_step // (settings.updates_per_rollout * settings.minibatches), 1)
+    steps = settings.steps * settings.prompts_per_step // fewer
+    new = {"steps": steps, "prompts_per_step": fewer, "updates_per_rollout": 1, "minibatches": 1}
+    return dataclasses.replace(settings, **new)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(multi_turn_plan.Settings):
     """The paper's values, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
@@ -72,6 +85,7 @@ class Settings(multi_turn_plan.Settings):
     max_grad_norm: float = 0.1
     advantages: Callable[..., Array] | None = group.rloo_advantages  # None: a value head's
     spans: Callable[..., Array] = multi_turn.token_spans  # tokens of equal number share one ratio
+    spend: Callable = at_once  # the episodes of a step, or an update's at a time
     learn: Callable[..., Stage] = reinforced  # or imitate the base's own episodes that completed their task
 
 
@@ -86,9 +100,7 @@ ARMS = {
     "per_trajectory": {"spans": multi_turn.episode_spans},
     "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
     "rejection": {"learn": rejection, "eval_every": 80},
-    "rloo_often": {
-        "updates_per_rollout": 1, "minibatches": 1, "prompts_per_step": 2, "steps": 960, "eval_every": 80,
-    },
+    "rloo_often": {"spend": update_by_update, "eval_every": 80},
 }  # fmt: skip
 METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns", "update/made")
 CURVES = (
@@ -132,6 +144,7 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
 
 def build(settings: Settings) -> Plan:
     """Several updates on the same episodes; or imitation."""
+    settings = settings.spend(settings)
     critic = settings.advantages is None
     part, first = ("model", episode_methods.with_value) if critic else ("", multi_turn_plan.as_loaded)
     clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)

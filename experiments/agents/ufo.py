@@ -5,7 +5,7 @@ Claim:     a policy trained on single answers repeats itself when it is told tha
            same questions, with the feedback "try again", keep its first answers and make it right within more turns.
 Equations: R = gamma^(k-1) [right at turn k] - lambda (1 - E / T), E different of T answers; PPO with one critic value a
            token, GAE with gamma = lambda = 1, R at the last token, actions only. single: one turn (baseline);
-           single_tokens: one turn of 27 questions a step in place of 8, about as many tokens as ufo's episodes have;
+           single_tokens: one turn of 3.4 times the questions a step, about as many tokens as ufo's episodes have;
            three: three; no_decay: gamma 1; no_penalty: lambda 0; grpo: R normalised in its group, no critic.
 Left out:  the choice of groups by the deviation of their rewards, the penalties of format and KL, the bonus of entropy;
            one update a rollout, so nothing is clipped. Training is short: no arm comes near the best first answer, 0.4.
@@ -68,6 +68,7 @@ class Settings(multi_turn_plan.Settings):
     base_steps: int = 300
     max_turns: int = asked_again.MOST_TURNS
     turns: int = 5  # at most, in training
+    times: float = 1.0  # prompts_per_step: more of them where episodes are short
     decay: float = 0.5
     repetition: float = 0.5  # weight of the penalty
     learn: Callable[..., Online] = ppo
@@ -82,7 +83,7 @@ ARMS = {
     "no_decay": {"decay": 1.0},
     "no_penalty": {"repetition": 0.0},
     "grpo": {"learn": grpo},
-    "single_tokens": {"turns": 1, "prompts_per_step": 27},
+    "single_tokens": {"turns": 1, "times": 3.4},
 }
 METRICS = (*(f"eval/success@{k}" for k in range(1, 6)), "eval/answers", "eval/distinct")
 CURVES = (
@@ -103,7 +104,8 @@ def build(settings: Settings) -> Plan:
         penalty = shaping.repetition_penalty(*answers_of(rows), weight=settings.repetition)
         return Rewards(early + penalty, outcome.valid)
 
-    sizes = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
+    prompts = round(settings.times * settings.prompts_per_step)
+    sizes = {"prompts_per_step": prompts, "group_size": settings.group_size}
     method = partial(settings.learn, score=score, tx=optax.adam(settings.learning_rate), **sizes)
     if settings.data:
         more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns, "only": ONLY}

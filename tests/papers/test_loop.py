@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import loop
 from experiments.agents.parts import apis, imitation
 from experiments.agents.parts import arena as arenas
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
 from jaxrl_llm.rollout.turns import multi_turn
@@ -219,3 +220,16 @@ def test_episodes_of_equal_return_are_dropped():
     assert apis.completed(turns).tolist() == [False, True, False, False]
     rows = rows._replace(extras={f"turns/{name}": value for name, value in turns._asdict().items()})
     close.assert_near(apis.returns({}, rows).value, [0.0, 1.0, 0.5, 0.0])
+
+
+def test_rloo_update_by_update_spends_the_episodes_of_loop_on_as_many_updates():
+    base = arms.preset(loop, smoke=False, model=loop.Settings().model)
+    given = arms.resolve(loop, base, ("loop", "rloo_often"))
+    spent = {name: s.spend(s) for name, s in given.items()}
+    figures = {
+        name: (s.steps * s.prompts_per_step, s.steps * s.updates_per_rollout * s.minibatches, s.prompts_per_step)
+        for name, s in spent.items()
+    }
+    assert figures == {"loop": (1920, 960, 8), "rloo_often": (1920, 960, 2)}
+    few = loop.update_by_update(dataclasses.replace(given["loop"], prompts_per_step=3, steps=10))
+    assert (few.prompts_per_step, few.steps) == (1, 30)
