@@ -198,8 +198,11 @@ def check_record(module: ModuleType) -> str:
 
 def check_code(module: ModuleType) -> str:
     """Behind which arms of a record under the standard the present code no longer stands."""
-    record, _ = results.read(arms.record_path(module))
+    path = arms.record_path(module)
+    record, _ = results.read(path)
     kept = (record.get("instrument") or {}).get("code")
+    if records.reason_withdrawn(path, record):
+        return ""  # it stands behind nothing
     if not kept or record["versions"] != now_versions():
         return ""  # of the old instrument nothing is known, and another jax writes its programs in other words
     settings = {name: _settings_of(module, record, name) for name in kept if name in module.ARMS}

@@ -142,6 +142,18 @@ def test_noise_of_a_large_effect_that_was_seen_does_not_forbid_a_record(place):
     assert pilot.paired_noise(tiny, part, made(method=[0.1, 0.2], baseline=[0.0, 0.1]))[0] == pilot.NOISE
 
 
+def test_a_row_withdraws_one_record_under_the_standard_and_not_the_next(place):
+    record = {"instrument": {"registered": "new"}}
+    reasons = place.parents[1] / "withdrawn.tsv"
+    reasons.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{place.parent.name}/{place.stem}"
+    for row, old, new in (("another bed", "another bed", ""), ("two-sided\tnew", "", "two-sided")):
+        reasons.write_text(f"name\treason\tregistered\n{name}\t{row}\n")
+        assert records.reason_withdrawn(place, {"instrument": None}) == old
+        assert records.reason_withdrawn(place, record) == new
+    assert records.reason_withdrawn(place, {"instrument": {"registered": "newer"}}) == ""
+
+
 def test_noise_of_an_arm_against_its_own_start_is_that_of_its_gain():
     ran = results.Results({"method": arm([0.5, 0.9], curve={1: [0.1, 0.2], 2: [0.5, 0.9]})})
     part = experiment.conclude("", experiment.greater(ran, "eval/accuracy", "method", "method", step=(2, 1))).primary

@@ -223,15 +223,49 @@ def test_expansion():
 
 def test_a_pool_of_difficulties_with_answers_of_several_tokens():
     prompts = beyond_base.draw_problems(jax.random.key(0), 600)
-    zeros = np.asarray(jnp.cumprod(prompts == 0, axis=1).sum(1))
-    assert all((zeros >= k).mean() > share for k, share in ((1, 0.6), (2, 0.3)))
-    assert (beyond_base.draw_problems(jax.random.key(0), 50, beyond_base.EASY)[:, :2] == 0).all()
+    strange = np.asarray((prompts >= beyond_base.FAMILIAR).sum(1))
+    assert set(strange.tolist()) == {0, 2, 6} and prompts.shape == (600, 8) and int(prompts.max()) == 6
+    for count in (0, 2, 6):
+        close.assert_share((strange == count).mean(), 1 / 3, 600)
+    easy = beyond_base.draw_problems(jax.random.key(0), 50, beyond_base.EASY)
+    assert beyond_base.easy(easy).all() and not (easy >= 4).any()
     answers = np.cumsum(np.asarray(prompts), axis=1)[:, 1:] % 7
     assert beyond_base.right(prompts, jnp.asarray(answers)).all()
-    for k in range(4):  # one wrong token of four is a wrong answer, the last one or not
+    for k in range(7):  # one wrong token of seven is a wrong answer, the last one or not
         wrong = answers.copy()
         wrong[:, k] = (wrong[:, k] + 1) % 7
         assert not beyond_base.right(prompts, jnp.asarray(wrong)).any()
+
+
+def test_no_problem_of_evaluation_is_one_of_training():
+    trained = [beyond_base.draw_problems(jax.random.key(1), 2048, kinds) for kinds in ((2,), (0, 1, 2))]
+    read, _ = beyond_base.draw_attempts(jax.random.key(2), 4096)
+    fresh = np.asarray(beyond_base.draw_fresh(jax.random.key(3), 2048))
+    assert (fresh.sum(1) % 2 == 1).all() and all((np.asarray(x).sum(1) % 2 == 0).all() for x in (*trained, read))
+    assert len(set(map(tuple, fresh.tolist()))) > 1900, "no kind is a handful of problems"
+
+
+def test_the_base_reads_unfamiliar_digits_little_better_than_chance():
+    prompts, read = beyond_base.draw_attempts(jax.random.key(2), 3000)
+    before = np.concatenate([np.asarray(prompts)[:, :1], np.asarray(read)[:, :-1]], axis=1)
+    step = (before + np.asarray(prompts)[:, 1:]) % 7 == np.asarray(read)  # each sum from the one written before it
+    strange = np.asarray(prompts)[:, 1:] >= 4
+    close.assert_share(step[strange].mean(), 0.2, int(strange.sum()))
+    close.assert_share(step[~strange].mean(), 0.92, int((~strange).sum()))
+
+
+def test_expansion_beyond_what_the_base_does_again(monkeypatch):
+    counts = iter([[0, 0, 0, 0, 5, 5], [1, 0, 0, 0, 5, 5], [1, 2, 3, 0, 0, 5]])  # the base, again, the policy
+
+    def right(task, params, prompts, key, samples):
+        return jnp.asarray(next(counts), jnp.int32)
+
+    monkeypatch.setattr(beyond_base, "_right", right)
+    found = beyond_base.measure(beyond_base.SUMS, {"base": 0, "policy": 1}, jax.random.key(0), problems=6, samples=8)
+    assert float(found["eval/expansion"]) == singles(3 / 4) and float(found["eval/still_never"]) == singles(3 / 4)
+    close.assert_near(found["eval/beyond"], 0.5)
+    assert float(found["eval/shrinkage"]) == 0.5 and float(found["eval/never"]) == singles(4 / 6)
+    close.assert_near(found["never/pass@16"], 3 / 4)  # of eight samples
 
 
 def test_operations_of_a_generation():
@@ -245,7 +279,7 @@ def test_operations_of_a_generation():
 
 
 @pytest.mark.parametrize("make", [qualitative_calculi.rcc8, qualitative_calculi.allen])
-def test_puzzles_as_tokens(make):
+def test_puzzles_as_tokens(make, few):
     table = relations.make_table(make, ((2, 2), (3, 1)), 6, 0)
     edges = relations.EDGES
     assert table.prompts.shape == (6, 3 * edges) and table.worked.shape == (6, 3 * edges + 2)
@@ -257,6 +291,54 @@ def test_puzzles_as_tokens(make):
     assert relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
     found = relations.make_solver_measure(relations.PUZZLES, make, 2)({}, jax.random.key(0))
     assert float(found["near/accuracy"]) == float(found["far/accuracy"]) == 1.0 and float(found["eval/drop"]) == 0.0
+    assert float(found["near/f1"]) == 1.0 and float(found["near/room"]) == 0.0
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Pools of eight puzzles a cell, for they are drawn in Python."""
+    monkeypatch.setattr(relations, "POOL", 8)
+
+
+def _identity(prompt):
+    paths = [tuple(x for x in row if x != relations.FILL) for row in np.asarray(prompt).reshape(3, -1).tolist()]
+    return tuple(sorted(path for path in paths if path))
+
+
+def test_no_puzzle_of_evaluation_is_one_of_training(few):
+    trained = relations.make_table(qualitative_calculi.rcc8, relations.TRAINED, 420, 0)
+    asked = relations.pool(qualitative_calculi.rcc8, 8)
+    assert asked.prompts.shape == (80, 18)
+    assert not {_identity(row) for row in trained.prompts} & {_identity(row) for row in asked.prompts}
+    assert {len(x) for x in map(_identity, asked.prompts)} == {2, 3}, "puzzles of one path are all trained"
+
+
+def test_training_fills_every_place_of_a_path():
+    table = relations.make_table(qualitative_calculi.rcc8, ((2, 2),), 60, 0)
+    taken = np.asarray(table.prompts).reshape(60, 3, 6) != relations.FILL
+    assert (taken.sum(2) == [2, 2, 0]).all()
+    close.assert_share(taken[:, :2].mean((0, 1)), 1 / 3, 120)
+    sets = {token: mask for mask, token in relations.reachable(qualitative_calculi.rcc8).items()}
+    for prompt, worked in zip(np.asarray(table.prompts)[:, :6].tolist(), np.asarray(table.worked)[:, :6], strict=True):
+        first = next(k for k, edge in enumerate(prompt) if edge != relations.FILL)
+        assert (worked[:first] == relations.FILL).all() and sets[worked[first]] == 1 << prompt[first]
+
+
+def test_each_run_is_asked_other_puzzles(few):
+    seen = []
+
+    def watched(make, whole):
+        def answered(params, prompts, ids, key):
+            seen.append(np.asarray(ids).tolist())
+            return jnp.zeros(ids.shape, jnp.int32)
+
+        return answered
+
+    measure = relations._measure(qualitative_calculi.rcc8, 3, given_of=watched)
+    for seed in (0, 0, 1):
+        measure({}, jax.random.key(seed))
+    assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 30
+    assert [k // 8 for k in seen[0]] == [k for k in range(10) for _ in range(3)]
 
 
 # --- constraints

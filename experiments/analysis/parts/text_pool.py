@@ -23,5 +23,5 @@ def open_task(settings: Any) -> Opened:
     def easy(prompts):
         return found.kind(prompts) == max(POOL)
 
-    task = Pool(found.world, draw_problems, found.right, found.solution, draw_attempts, easy)
+    task = Pool(found.world, draw_problems, found.draw, found.right, found.solution, draw_attempts, easy)
     return Opened(task, text_rows.finish(found.rows))
