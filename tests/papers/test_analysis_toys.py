@@ -82,12 +82,23 @@ def test_diversity_with_more_kinds_of_tokens_than_grams_can_be_numbered():
         assert float(diversity.distinct(tokens * 40_000, real, n=n, vocabulary=160_000)) == float(few) > 0
 
 
-def test_best_of_n_raises_the_reward_of_its_outcomes():
+def test_each_outcome_of_best_of_n_is_the_best_of_samples_of_its_own(monkeypatch):
     trained = input_shift.trained(STRINGS)
-    prompts, key = trained[:4], jax.random.key(0)
+    prompts = trained[:4]
     assert not (trained[:, 1] == 3).any()
-    drawn = jax.random.randint(key, (4, 6, 12), 4, 24, jnp.int32)
-    assert input_shift.first(STRINGS, {}, prompts, drawn, key) is drawn
+    scores = RNG.permutation(4 * 256).reshape(4, 256)
+    drawn = jnp.asarray(np.broadcast_to(scores[:, :, None], (4, 256, 12)), jnp.int32)  # a response says its score
+    asked = []
+
+    def draw(samples):
+        asked.append(samples)
+        return drawn[:, :samples]
+
+    monkeypatch.setattr(input_shift.preference_strings, "proxy", lambda task, params, prompts, rows: rows[:, 0])
+    np.testing.assert_array_equal(input_shift.first(STRINGS, {}, prompts, draw), drawn[:, :16])
+    found = np.asarray(input_shift.best_of_n(STRINGS, {}, prompts, draw))
+    assert asked == [16, 256] and found.shape == (4, 16, 12)
+    np.testing.assert_array_equal(found[:, :, 0], scores.reshape(4, 16, 16).max(2))
 
 
 # --- compose_skills
@@ -181,6 +192,17 @@ def test_premises():
         assert values[prompt[-1]] == int(premises.truth(jnp.asarray([prompt]))[0])
     rounds = (responses == premises.WAIT).sum(1)
     np.testing.assert_array_equal(premises.lengths(responses), 3 + 4 * rounds + 2)
+
+
+@pytest.mark.parametrize(("again", "right"), [(0.0, 0.5), (1.0, 1 - 0.5 * 0.09)])
+def test_a_chain_that_was_worked_again_is_less_often_wrong(again, right):
+    prompts, responses = premises.draw_text(jax.random.key(0), 1500, ill=0.0, wrong=0.5, abstain=0.0, again=again)
+    answer, _ = premises.read(responses)
+    close.assert_share(np.mean(answer == premises.truth(prompts)), right, 1500)
+    last = np.asarray(jnp.argmax(responses == premises.MARK, axis=1)) - 1
+    np.testing.assert_array_equal(np.asarray(responses)[np.arange(1500), last], answer)  # what the last round found
+    first = np.asarray(responses)[:, 2] == np.asarray(premises.truth(prompts))
+    close.assert_share(first.mean(), 0.5, 1500)
 
 
 @pytest.mark.parametrize("name", list(premises.CONSTRUCTORS))

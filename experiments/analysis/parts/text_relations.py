@@ -1,7 +1,8 @@
 """Problems of one's own in the place of the puzzles of ``relations``: how far solutions carry beyond their length.
 
 Near are the two thirds of the problems with the shorter solutions, of which the base learns, far the others. An answer
-alone is the last line of a solution. Both calculi are the same rows; consistent is a response that gives an answer.
+alone is the last line of a solution. Rows have one calculus: arms of another would be those there are, under another
+name, and are left out. Consistent is a response that gives an answer.
 """
 
 from functools import lru_cache
@@ -30,6 +31,11 @@ def answer_line(solution: str) -> str:
     '#### 7'
     """
     return solution.strip().splitlines()[-1]
+
+
+def of_one_calculus(arms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The arms that change no calculus."""
+    return {name: changes for name, changes in arms.items() if "calculus" not in changes}
 
 
 def open_task(settings: Any) -> Opened:
@@ -71,7 +77,8 @@ def open_task(settings: Any) -> Opened:
                 shown[f"{name}/accuracy"] = reduce.scalars(found.right(prompts, responses).astype(jnp.float32))
                 shown[f"{name}/consistent"] = reduce.scalars(gives.astype(jnp.float32))
             both = 0.5 * (shown["near/consistent"] + shown["far/consistent"])
-            return shown | {"eval/drop": shown["near/accuracy"] - shown["far/accuracy"], "eval/consistent": both}
+            drop, room = shown["near/accuracy"] - shown["far/accuracy"], 1.0 - shown["near/accuracy"]
+            return shown | {"eval/drop": drop, "near/room": room, "eval/consistent": both}
 
         return measure
 
@@ -84,4 +91,4 @@ def open_task(settings: Any) -> Opened:
         return figures(lambda params, prompts, key: found.solution(prompts), draws)
 
     task = Questions(lambda make: found.world, lambda make: worked, lambda make: direct, asked, measured, solved)
-    return Opened(task, text_rows.finish(rows))
+    return Opened(task, text_rows.finish(rows), of_one_calculus)

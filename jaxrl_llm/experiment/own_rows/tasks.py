@@ -22,10 +22,14 @@ from jaxrl_llm.train.plan import Plan
 
 
 class Opened(NamedTuple):
-    """``task``: what ``build`` is given; ``finish``: makes its plan one over these rows."""
+    """``task``: what ``build`` is given; ``finish``: makes its plan one over these rows.
+
+    ``arms`` keeps those of the file that differ over them.
+    """
 
     task: Any
     finish: Callable[[Plan], Plan]
+    arms: Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]] = dict
 
 
 def embedded(module: ModuleType) -> Any:
@@ -101,7 +105,7 @@ def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleTyp
             getattr(settings, name)  # they were read when the task was opened: --model, and what it is computed with
         return opened.finish(module.build(settings, task=opened.task))
 
-    made.Settings, made.build = type(base), build_over
+    made.Settings, made.build, made.ARMS = type(base), build_over, opened.arms(module.ARMS)
     return made, base
 
 
