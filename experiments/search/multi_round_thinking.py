@@ -14,10 +14,11 @@ Left out:  sampling with temperature 0.6; a stronger model's responses for tuned
 Expect:    eval/accuracy: twice > once, four > twice, twice > again, twice > anothers; |forward_twice - forward_once| <
            0.02: a gain needs a check that is cheaper than a solution.
 Measure:   held-out Countdown with three numbers, where an answer is checked by its last number. Bundled models have
-           never read a second round: each seed fine-tunes one on plain problems and on problems with an answer of the
-           base's own (right as often as the base is), which it repeats where it is right and replaces where it is
-           wrong. No learning rate belongs to the method, so that none is tuned; tokens of all rounds in the table. The
-           bed is invalid unless keep gains 0.05 and once solves 0.15.
+           never read a second round: each seed fine-tunes one on plain problems, on problems with the worked solution
+           as previous answer, which it repeats, and on problems with an answer of the base's own, which it repeats
+           where it is right and replaces where it is wrong. No learning rate belongs to the method, so that none is
+           tuned; tokens of all rounds in the table. The bed is invalid unless keep gains 0.05, once solves 0.15, and
+           twice is right behind 0.8 of the right answers that it is shown (second/kept).
 Run:       python -m experiments.search.multi_round_thinking; with --model DIR --data FILE --chat on your own
 """
 
@@ -67,9 +68,11 @@ ARMS = {
 }
 METHOD = "twice"
 METRICS = ("eval/accuracy", "eval/gain", "eval/tokens")
-CURVES = (*METRICS, "second/fixed", "second/spoilt", "second/same")
+CURVES = (*METRICS, "second/kept", "second/fixed", "second/spoilt", "second/same")
 D_STAR = {"eval/accuracy": 0.02}
-BED = experiment.Bed(judges=(("keep", "eval/gain", 0.05), ("once", "eval/accuracy", 0.15)))
+BED = experiment.Bed(
+    judges=(("keep", "eval/gain", 0.05), ("once", "eval/accuracy", 0.15), ("twice", "second/kept", 0.8))
+)
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -1,6 +1,7 @@
 """Rounds of thinking: what a round is asked, what counts in the end, and parents that prompts are read back to."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -93,14 +94,49 @@ def test_rounds_of_a_model_are_asked_with_their_parents_answers(settings):
     assert figures["problems/right"].shape == (8,) and figures["problems/right"].sum() == played[-1].right.sum()
 
 
-def test_teaching_shows_both_kinds_of_prompts_and_right_ends(settings):
-    pairs = rounds.examples(settings, rounds.in_signs, samples=2)
+def test_teaching_shows_all_kinds_of_prompts_and_right_ends(settings):
+    pairs = rounds.examples(settings, rounds.in_signs, key=jax.random.key(0), samples=2)
     problems = recipes.solved_problems(settings)
-    assert len(pairs) == 4 * len(problems)
+    assert len(pairs) == 6 * len(problems)
     for k, (prompt, response) in enumerate(pairs):
-        problem = problems[k // 4]
-        assert prompt.endswith(problem.prompt) and (prompt == problem.prompt) == (k % 2 == 0)
+        problem = problems[k // 6]
+        assert prompt.endswith(problem.prompt) and (prompt == problem.prompt) == (k % 3 == 0)
         assert countdown.verify(problem.answer, response).value == 1.0
+        if k % 3 == 1:  # a right answer is shown, and repeated
+            assert prompt == f"{rounds.final_part(response)}?{problem.prompt}"
+
+
+def test_each_seed_is_taught_with_pairs_of_its_own(settings, monkeypatch):
+    keys, examples = [], rounds.examples
+
+    def watched(*first, key, **more):
+        keys.append(np.asarray(jax.random.key_data(key)).tolist())
+        return examples(*first, key=key, **more)
+
+    monkeypatch.setattr(rounds, "examples", watched)
+    taught = rounds.make_taught(dataclasses.replace(settings, taught_steps=1, learning_rate=3e-3, ask=rounds.in_signs))
+    for seed in (7, 8, 7):
+        taught(jax.random.key(seed))
+    assert len(keys) == 2 and keys[0] != keys[1]
+
+
+def test_a_round_is_as_wide_as_its_prompts_and_not_as_the_longest_response(settings):
+    long = dataclasses.replace(settings, max_new_tokens=48)
+    found, problems = recipes.bench(long), bench.heldout_problems(long)
+    how = {"number": 2, "samples": 1, "ask": rounds.in_signs, "shown": lambda texts, samples: ["7"] * len(texts)}
+    played = rounds.make_rounds(long, problems, found.heldout_score, **how)(found.model.params, jax.random.key(1))
+    assert played[1].rows.tokens.shape[1] == 32 + 48 > played[0].rows.tokens.shape[1]
+
+
+def test_right_answers_that_are_kept():
+    def one(right):
+        rows = types.SimpleNamespace(mask=np.ones((4, 3), bool))
+        return rounds.Round(rows, np.arange(4), ["#1"] * 4, np.asarray(right, bool))
+
+    played = [one([1, 1, 1, 0]), one([1, 1, 0, 1])]
+    assert rounds.figures(played, played[1].right, 2)["second/kept"] == doubles(2 / 3)
+    played = [one([0] * 4), one([1] * 4)]
+    assert rounds.figures(played, played[1].right, 2)["second/kept"] == 0.0
 
 
 def test_wrong_numbers_of_rounds_are_refused(settings):
@@ -111,7 +147,7 @@ def test_wrong_numbers_of_rounds_are_refused(settings):
 def test_a_trial_of_fine_tuning_has_second_rounds_alone_and_goes_on_from_the_taught_model(settings):
     problems, found = recipes.solved_problems(settings), recipes.bench(settings)
     pairs = rounds.examples(
-        settings, rounds.in_signs, samples=2, params=found.model.params, key=jax.random.key(5), plain=False
+        settings, rounds.in_signs, samples=2, params=found.model.params, key=jax.random.key(5), teach=False
     )
     assert len(pairs) == 2 * len(problems)
     for k, (prompt, response) in enumerate(pairs):

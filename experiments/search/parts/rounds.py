@@ -30,7 +30,7 @@ from jaxrl_llm.types import Key, Params, Trajectories
 from jaxrl_llm.verifiers.answers import final_part
 
 Prompt = str | list[dict[str, Any]]
-CHUNK = 256  # prompts in one call of the rollout
+STEP = 32  # tokens by which the width of a round grows, so that few programs are compiled
 
 
 class Round(NamedTuple):
@@ -168,8 +168,8 @@ def make_rounds(
 ) -> Callable[[Params, Key], list[Round]]:
     """``play(params, key)``: ``samples`` responses to every problem, then ``number - 1`` rounds of asking again.
 
-    Every round is a rollout like any other: prompts that are text, by the bench's sampling. Later rounds have one
-    width, that of the longest prompt and a whole response beside it.
+    Every round is a rollout like any other: prompts that are text, by the bench's sampling, as many at once as a step
+    of training has responses. A round is as wide as its longest prompt.
 
     Args:
       judge: of the problems' own answers, on the host.
@@ -191,16 +191,21 @@ def make_rounds(
     plain = max(length(problem.prompt) for problem in problems)
     words = max(length(asked(problem, "", ask).prompt) for problem in problems)
     limit = model.config.max_positions - settings.max_new_tokens
-    width = min(max(plain, words) + settings.max_new_tokens, limit)
+    most = min(max(plain, words) + settings.max_new_tokens, limit)
+    at_once = min(len(first), settings.prompts_per_step * settings.group_size)
+
+    def width_of(now: Sequence[Problem]) -> int:
+        if all(a is b for a, b in zip(now, first, strict=True)):
+            return plain
+        return min(-(-max(length(problem.prompt) for problem in now) // STEP) * STEP, most)
 
     def one(params: Params, key: Key, index: int, now: Sequence[Problem]) -> Trajectories:
-        again = any(a is not b for a, b in zip(now, first, strict=True))
-        table = tables.encode_problems(tokenizer, now, prompt_tokens=width if again else plain, chat=settings.chat)
+        table = tables.encode_problems(tokenizer, now, prompt_tokens=width_of(now), chat=settings.chat)
         # sample k of a problem has its own key in every round, whatever the prompts are cut into
         keys = sample_keys(jax.random.fold_in(key, index), 0, jnp.arange(len(problems), dtype=jnp.int32), samples)
         drawn = []
-        for begin in range(0, len(now), CHUNK):
-            at = np.minimum(np.arange(begin, begin + min(CHUNK, len(now))), len(now) - 1)
+        for begin in range(0, len(now), at_once):
+            at = np.minimum(np.arange(begin, begin + at_once), len(now) - 1)
             rows = rollout(params, table.tokens[at], table.valid[at], keys[at], jnp.asarray(ids[at]))
             drawn.append(jax.tree.map(lambda x, n=len(now) - begin: np.asarray(x)[:n], hosts.gathered(rows)))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *drawn)
@@ -211,7 +216,7 @@ def make_rounds(
             if played:
                 last = played[-1]
                 told = shown(last.texts, samples)
-                now = [fitted(*pair, ask, length, width) for pair in zip(first, told, strict=True)]
+                now = [fitted(*pair, ask, length, most) for pair in zip(first, told, strict=True)]
             else:
                 now = first
             rows = one(params, key, index, now)
@@ -225,7 +230,11 @@ def make_rounds(
 
 
 def figures(rounds: Sequence[Round], counted: Bool[np.ndarray, " B"], samples: int) -> dict[str, Any]:
-    """Accuracy of what counts, and by round: accuracy, tokens, transitions of the first two, answers said again."""
+    """Accuracy of what counts, and by round: accuracy, tokens, transitions of the first two, answers said again.
+
+    ``second/kept`` is the share of right first answers behind which the second is right: what a model does that reads
+    what it is shown. It is 0 without any.
+    """
     by_problem = counted.reshape(-1, samples).sum(axis=1)
     tokens = [float(one.rows.mask.sum(axis=1).mean()) for one in rounds]
     found = {
@@ -238,6 +247,7 @@ def figures(rounds: Sequence[Round], counted: Bool[np.ndarray, " B"], samples: i
         moved = transitions(rounds[0].right, rounds[1].right)
         same = [final_part(a) == final_part(b) for a, b in zip(rounds[0].texts, rounds[1].texts, strict=True)]
         found |= {f"second/{name}": x for name, x in moved.items()} | {"second/same": float(np.mean(same))}
+        found["second/kept"] = moved["right"] / max(moved["right"] + moved["spoilt"], 1 / len(same))
     return found
 
 
@@ -245,63 +255,69 @@ def figures(rounds: Sequence[Round], counted: Bool[np.ndarray, " B"], samples: i
 
 
 def examples(
-    settings: recipes.OnlineSettings, ask: Callable[[str, str], str], *, samples: int = 4, params: Params | None = None,
-    key: Key | None = None, plain: bool = True,
+    settings: recipes.OnlineSettings, ask: Callable[[str, str], str], *, key: Key, samples: int = 4,
+    params: Params | None = None, teach: bool = True,
 ):  # fmt: skip
-    """Pairs that teach the words of a second round: the problem, and the problem with an answer of the base's own.
+    """Pairs that teach the words of a second round: the problem with an answer of the base's own.
 
-    Previous answers are right as often as the base is. A right one is repeated, for a wrong one, and for the plain
-    problem, the worked solution is written: both kinds of prompts end in right answers alike.
+    Such an answer is right as often as the base is. A right one is repeated, for a wrong one the worked solution is
+    written: all prompts end in right answers alike.
 
     Args:
       params: who answers first; None: the bench's model.
-      plain: whether the problems as they are are among the pairs.
+      teach: whether each sample also gives the plain problem and the problem with the worked solution as previous
+        answer, which is repeated: so that a model whose own answers are mostly wrong has something to copy.
     """
     found, problems = recipes.bench(settings), recipes.solved_problems(settings)
     rollout = jax.jit(recipes.rollout_of(settings, found, group_size=samples))
     ids = jnp.arange(len(problems), dtype=jnp.int32)
-    keys = sample_keys(jax.random.key(0) if key is None else key, 0, ids, samples)
     by = found.model.params if params is None else params
-    rows = hosts.gathered(rollout(by, found.train.tokens, found.train.valid, keys, ids))
+    rows = hosts.gathered(rollout(by, found.train.tokens, found.train.valid, sample_keys(key, 0, ids, samples), ids))
     right = np.asarray(found.host_score(rows).value) > 0.5
     pairs = []
     for k, text in enumerate(job.responses(found.model.tokenizer, rows)):
         problem = problems[k // samples]
         again = asked(problem, final_part(text), ask)
-        pairs += [(problem.prompt, problem.solution)] if plain else []
+        if teach:
+            copied = asked(problem, final_part(problem.solution), ask)
+            pairs += [(problem.prompt, problem.solution), (copied.prompt, problem.solution)]
         pairs.append((again.prompt, text if right[k] else problem.solution))
     return pairs
+
+
+def _rows(found: Any, pairs: Sequence[tuple[str, str]]) -> supervised.SupervisedRows:
+    encode = found.model.tokenizer.encode
+    width = 2 + max(len(encode(prompt)) + len(encode(response)) for prompt, response in pairs)
+    return supervised.supervised_rows(found.model, pairs, width=-(-width // STEP) * STEP)
 
 
 @lru_cache(maxsize=4)
 def _taught(identity: tuple, ask: Callable[[str, str], str], steps: int, rate: float) -> Callable[[Key], Params]:
     settings = recipes.OnlineSettings(**dict(identity))
-    with jax.core.eval_context():  # also while a program that uses it is traced
-        found, pairs = recipes.bench(settings), examples(settings, ask)
-        encode = found.model.tokenizer.encode
-        width = 2 + max(len(encode(prompt)) + len(encode(response)) for prompt, response in pairs)
-        rows = supervised.supervised_rows(found.model, pairs, width=width)
-    method = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(rate))
 
     @jax.jit
-    def trained(key: Key) -> Params:
+    def trained(rows: supervised.SupervisedRows, key: Key) -> Params:
+        found = recipes.bench(settings)
+        method = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(rate))
         state = offline.init_state(method, found.model.params, key)
         return offline.scan_steps(method, state, steps)[0].params
 
     @lru_cache(maxsize=64)  # every arm begins with the same model of a seed
     def of_seed(numbers: tuple[int, ...]) -> Params:
-        return trained(jax.random.wrap_key_data(jnp.asarray(numbers, jnp.uint32)))
+        key = jax.random.wrap_key_data(jnp.asarray(numbers, jnp.uint32))
+        found = recipes.bench(settings)
+        return trained(_rows(found, examples(settings, ask, key=jax.random.fold_in(key, 1))), key)
 
     def init(key: Key) -> Params:
-        if isinstance(key, jax.core.Tracer):
-            return trained(key)
+        if isinstance(key, jax.core.Tracer):  # only shapes are asked for
+            return recipes.bench(settings).model.params
         return of_seed(tuple(np.asarray(jax.random.key_data(key)).tolist()))
 
     return init
 
 
 def make_taught(settings: Any) -> Callable[[Key], Params]:
-    """``init(key)``: the model after ``taught_steps`` of fine-tuning on ``examples``; each seed draws its own batches.
+    """``init(key)``: the model after ``taught_steps`` of fine-tuning on ``examples``, each seed on its own.
 
     The same function for equal settings, and the same model of a seed for all arms. No steps: the model as it is.
     """
@@ -321,12 +337,9 @@ def _tuned(
     def of_seed(numbers: tuple[int, ...]) -> Params:
         key = jax.random.wrap_key_data(jnp.asarray(numbers, jnp.uint32))
         found, before = recipes.bench(settings), start(key)
-        pairs = examples(settings, ask, params=before, key=jax.random.fold_in(key, 1), plain=False)
-        encode = found.model.tokenizer.encode
-        width = 2 + max(len(encode(prompt)) + len(encode(response)) for prompt, response in pairs)
-        return supervised.imitated_pairs(
-            found.model, pairs, width=width, steps=steps, learning_rate=rate, params=before
-        )
+        pairs = examples(settings, ask, params=before, key=jax.random.fold_in(key, 2), teach=False)
+        rows, policy = _rows(found, pairs), found.model.policy
+        return supervised.imitated(policy, before, rows, steps=steps, rows_per_step=32, learning_rate=rate)
 
     def init(key: Key) -> Params:
         if isinstance(key, jax.core.Tracer):  # only shapes are asked for
