@@ -11,10 +11,14 @@ Equations: the same question with and without one needed premise: length ratio =
            plain: SFT on short right answers; rl: GRPO on right answers; neither sees an ill-posed question. distilled:
            SFT on a teacher's answers to ill-posed ones, the teacher being rl; repaired: rl with a fifth ill-posed, 1
            for abstaining, 0.01 a token taken off.
-Left out:  language and judges; the base has given up half of the ill-posed questions that it read, one in ten.
-Expect:    mip/length_ratio: rl > plain; mip/abstain: rl < plain, distilled < plain, repaired > rl; well/accuracy:
-           repaired > rl - 0.03; the ratio of rl > plain for each constructor.
-Measure:   fresh questions; equal updates but for distilled, whose teacher has its own.
+Left out:  language and judges; that plain models abstain more: neither training sees an ill-posed question, and both
+           forget what the base had of abstention (half of the ill-posed questions that it read, one in ten).
+Expect:    mip/length_ratio: rl > plain, distilled > plain; the ratio of rl > plain for each constructor; mip/abstain:
+           repaired > rl; well/accuracy: repaired > rl - 0.03.
+Measure:   512 fresh questions, each well-posed and by every constructor; equal updates but for distilled, whose teacher
+           has its own. In what the base has read each round of a chain leaves 0.3 of the chance of a slip, 0.3 in the
+           first: thinking longer pays. The bed is invalid unless rl says WAIT 0.9 times a well-posed question (0.6 in
+           what the base has read).
 Run:       python -m experiments.analysis.mip_overthinking
 """
 
@@ -49,7 +53,7 @@ ARMS = {
     "repaired": {"kind": "repaired"},
 }
 METRICS = (
-    "mip/length_ratio", "mip/abstain", "well/accuracy", "mip/waits", "mip/suspicion", "mip/first_doubt",
+    "mip/length_ratio", "mip/abstain", "well/accuracy", "well/waits", "mip/waits", "mip/suspicion", "mip/first_doubt",
     "mip/tokens_after_doubt", "mip/step_similarity",
 )  # fmt: skip
 KINDS = ("delete", "formula", "swap")
@@ -57,7 +61,8 @@ KINDS = ("delete", "formula", "swap")
 # MiP-GSM8K (sd 0.13), three reasoning ones 1.70 - 3.95; on MiP-MATH 0.42 - 1.20 against 1.15 - 3.73. A difference as
 # small as that between two plain models is none; the paper's own is about 1.5.
 D_STAR = {"mip/length_ratio": 0.1}
-BED = experiment.Bed(metric="well/accuracy", baseline="rl")  # imitation of short answers is no arm that a reward raises
+# imitation of short answers is no arm that a reward raises
+BED = experiment.Bed(metric="well/accuracy", baseline="rl", judges=(("rl", "well/waits", 0.9),))
 CURVES = (*METRICS, *(f"{kind}/{name}" for kind in KINDS for name in ("length_ratio", "abstain")), "policy/entropy")
 
 
@@ -89,12 +94,11 @@ def build(settings: Settings, task: premises.Premises = premises.CHAINS) -> expe
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """RL on well-posed questions writes longer where a premise lacks and gives up less; so does its pupil."""
+    """RL on well-posed questions writes longer without a premise, and so does its pupil; a mixed reward cures it."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "mip/length_ratio", "rl", "plain"),
-        experiment.smaller(results, "mip/abstain", "rl", "plain"),
-        experiment.smaller(results, "mip/abstain", "distilled", "plain"),
+        experiment.greater(results, "mip/length_ratio", "distilled", "plain"),
         experiment.greater(results, "mip/abstain", "repaired", "rl"),
         experiment.greater(results, "well/accuracy", "repaired", "rl", by=-0.03),
         *(experiment.greater(results, f"{kind}/length_ratio", "rl", "plain") for kind in KINDS),

@@ -14,6 +14,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
 
+QUESTIONS = 512  # of a measurement
 OWN_ROWS = "experiments.analysis.parts.text_premises"  # opens ``Premises`` of problems of one's own
 
 
@@ -56,7 +57,10 @@ CHAINS = Premises(
 
 
 def draw_behaviour(task: Premises, key: Key, n: int) -> tuple[Array, Array]:
-    """What the base has read: some of it wrong, some worked again; one in ten ill-posed, half of those given up."""
+    """What the base has read: some of it wrong, some worked again, which is less often wrong; one in ten ill-posed.
+
+    Half of those are given up.
+    """
     return task.draw_text(key, n, ill=0.1, wrong=0.3, abstain=0.5, again=0.3)
 
 
@@ -150,7 +154,7 @@ def measure(task: Premises, params: dict[str, Params], key: Key) -> Metrics:
     """Accuracy on well-posed questions; on the same without a premise, by constructor: abstention, length ratio, waits,
     where doubt begins and what comes after it, and how alike the rounds of a response are."""
     keys = jax.random.split(key, 3)
-    well = task.draw_questions(keys[0], 192)
+    well = task.draw_questions(keys[0], QUESTIONS)
     drawn = strings.sample(task.world, params["policy"], well, keys[1])
     found = {f"well/{name}": value for name, value in _figures(task, well, drawn).items()}
     found["well/accuracy"] = reduce.scalars(correct(task, well, drawn))

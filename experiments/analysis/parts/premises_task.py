@@ -3,7 +3,8 @@
 A prompt is three definitions of three tokens (name, source or ``NONE``, number modulo 7) in any order, then ``ASK`` and
 a name. In an ill-posed question one premise that the answer needs is not there; its text is as long and has the same
 tokens. A response is values along the chain, ``WAIT`` before each time they are worked again, then ``MARK`` and the
-answer or ``ABSTAIN``, then ``END``.
+last of them or ``ABSTAIN``, then ``END``. Whoever works a chain again is more careful: a slip becomes rarer with every
+round, so that thinking longer pays.
 """
 
 import jax
@@ -14,6 +15,7 @@ MODULUS, NAMES = 7, 4
 FIRST_NAME = MODULUS
 NONE, ASK, BLANK, WAIT, MARK, ABSTAIN, END = range(MODULUS + NAMES, MODULUS + NAMES + 7)
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 18, 11, 16, 3
+ROUNDS, SLIPS_LEFT = 3, 0.3  # times that a chain is worked at most; what each leaves of the chance of a slip
 
 
 def draw_questions(key: Array, n: int) -> Int[Array, "N P"]:
@@ -113,15 +115,20 @@ def truth(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
 
 
 def write(
-    prompts: Int[Array, "N P"], rounds: Int[Array, " N"], abstains: Bool[Array, " N"], slip: Int[Array, " N"]
+    prompts: Int[Array, "N P"], rounds: Int[Array, " N"], abstains: Bool[Array, " N"], slips: Int[Array, "N R S"]
 ) -> Int[Array, "N T"]:
-    """The chain worked ``1 + rounds`` times (at most three), then the answer, ``slip`` too high, or ``ABSTAIN``."""
+    """The chain worked ``1 + rounds`` times (at most three), then the last value, or ``ABSTAIN``.
+
+    Each of the ``slips`` makes a value of its round too high, and those after it.
+    """
     values, _ = _chain(prompts)
-    block = jnp.concatenate([values, jnp.full((prompts.shape[0], 1), WAIT, jnp.int32)], axis=1)
-    working = jnp.tile(block, (1, 3))
+    n, last = prompts.shape[0], jnp.minimum(rounds, ROUNDS - 1)
+    worked = (values[:, None, :] + jnp.cumsum(slips, axis=2)) % MODULUS
+    waits = jnp.full((n, ROUNDS, 1), WAIT, jnp.int32)
+    working = jnp.concatenate([worked, waits], axis=2).reshape(n, -1)
     column = jnp.arange(RESPONSE_TOKENS, dtype=jnp.int32)[None, :]
-    after = column - ((STEPS + 1) * jnp.minimum(rounds, 2) + STEPS)[:, None]
-    said = jnp.where(abstains, ABSTAIN, (values[:, -1] + slip) % MODULUS)[:, None]
+    after = column - ((STEPS + 1) * last + STEPS)[:, None]
+    said = jnp.where(abstains, ABSTAIN, worked[jnp.arange(n), last, -1])[:, None]
     tail = jnp.where(after == 0, MARK, jnp.where(after == 1, said, END))
     return jnp.where(after < 0, jnp.pad(working, ((0, 0), (0, RESPONSE_TOKENS - working.shape[1]))), tail)
 
@@ -129,17 +136,22 @@ def write(
 def draw_text(key: Array, n: int, *, ill: float, wrong: float, abstain: float, again: float):
     """Questions, a share ``ill`` ill-posed, and responses: wrong, abstaining (if ill-posed) or worked again by chance.
 
+    ``wrong`` is the chance of a slip in the first round; every further one leaves ``SLIPS_LEFT`` of it.
+
     Returns ``(prompts [N, P], responses [N, T])``.
     """
-    keys = jax.random.split(key, 7)
+    keys = jax.random.split(key, 8)
     plain = draw_questions(keys[0], n)
     posed = ~jax.random.bernoulli(keys[1], ill, (n,))
     prompts = jnp.where(posed[:, None], plain, without_premise(keys[2], plain))
-    errs = jax.random.bernoulli(keys[3], wrong, (n,))
-    slip = jnp.where(errs, jax.random.randint(keys[4], (n,), 1, MODULUS, jnp.int32), 0)
+    chance = wrong * SLIPS_LEFT ** jnp.arange(ROUNDS, dtype=jnp.float32)
+    errs = jax.random.bernoulli(keys[3], jnp.broadcast_to(chance, (n, ROUNDS)))
+    place = jax.random.randint(keys[7], (n, ROUNDS, 1), 0, STEPS, jnp.int32)
+    here = errs[:, :, None] & (place == jnp.arange(STEPS, dtype=jnp.int32)[None, None, :])
+    slips = jnp.where(here, jax.random.randint(keys[4], (n, ROUNDS, 1), 1, MODULUS, jnp.int32), 0)
     stops = ~posed & jax.random.bernoulli(keys[5], abstain, (n,))
-    rounds = jnp.sum(jax.random.bernoulli(keys[6], again, (n, 2)).astype(jnp.int32), axis=1)
-    return prompts, write(prompts, rounds, stops, slip)
+    rounds = jnp.sum(jax.random.bernoulli(keys[6], again, (n, ROUNDS - 1)).astype(jnp.int32), axis=1)
+    return prompts, write(prompts, rounds, stops, slips)
 
 
 def read(responses: Int[Array, "N T"]) -> tuple[Int[Array, " N"], Bool[Array, " N"]]:
