@@ -6,17 +6,17 @@ Equations: per input: 16 responses to one prompt, mean over prompts; across: one
            N_unique / (V (1 - ((V - 1) / V)^C)), mean over n-grams of 1 to 5 tokens; sentence: 1 - mean cosine of the
            SFT model's mean last hidden states (Sentence-BERT in the paper); meaning: 1 - the share of pairs that say
            the same, two responses whose true reward and counts of good and bad tokens agree (the paper asks a
-           natural-language inference model). best_of_n: the best of 16 stored samples by the reward model, resampled.
-           ppo: PPO (critic, GAE, clip) on r - beta log(pi / pi_sft), beta 0, 0.02 or 0.1.
+           natural-language inference model). kept: true reward of shifted prompts over that of prompts like those of
+           training. best_of_n: 16 outcomes, each the best of 16 samples of its own by the reward model. ppo: PPO
+           (critic, GAE, clip) on r - beta log(pi / pi_sft), beta 0, 0.02 or 0.1.
 Left out:  judgements by a language model.
-Expect:    per_input/ead: ppo < best_of_n < sft; shift/drop: ppo < sft; across/ead: ppo < sft; per_input/relative (per
-           input over across) ppo < sft: more is lost per input than across.
-Measure:   true reward on prompts like those of training and on prompts whose second token training never had (drop:
-           the difference); sft and best_of_n have no updates. Reward model of 8192 labels, 10 % flipped (gate:
-           rm/accuracy 0.8, rm/within 0.5). per_input/ead best_of_n < sft is a floor by construction: the 16 outcomes of
-           best_of_n are drawn from the same 16 samples that sft is measured on, and some more than once, so that they
-           have no n-gram which those have not. The part cannot fail, and says nothing of best of N; how far below sft
-           best_of_n lies is what ppo is to be compared with.
+Expect:    shift/kept: ppo > sft; per_input/ead: ppo < best_of_n; across/ead: ppo < sft; per_input/relative (per input
+           over across) ppo < sft: more is lost per input than across.
+Measure:   true reward on 128 prompts like those of training and on the same with a second token that training never
+           had; shares, for what RL earns is several times what sft has. ppo counts where it is 4 nats from sft, before
+           the reward model is exploited; sft and best_of_n have no updates. Reward model of 8192 labels, 10 % flipped
+           (gate: rm/accuracy 0.8, rm/within 0.5). A share needs a reward with a zero: of scores of one's own without
+           one read shift/drop.
 Run:       python -m experiments.analysis.rlhf_diversity
 """
 
@@ -38,12 +38,12 @@ class Settings(recipes.Settings):
 
     steps: int = 150
     eval_every: int = 30
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     reference_steps: int = 250
     reward_steps: int = 600
     beta: float = 0.02
     stages: int = 1  # 0: not trained
-    pick: Callable = input_shift.first  # which of 16 samples counts
+    pick: Callable = input_shift.first  # which samples count
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "reward_steps": 2}
@@ -55,16 +55,18 @@ ARMS = {
     "ppo_tight": {"beta": 0.1},
 }
 METRICS = (
-    "eval/gold", "shift/gold", "shift/drop", "per_input/ead", "across/ead", "per_input/sentence", "across/sentence",
-    "per_input/meaning", "across/meaning", "per_input/relative", "rm/accuracy", "rm/within",
+    "eval/gold", "shift/gold", "shift/kept", "shift/drop", "per_input/ead", "across/ead", "per_input/sentence",
+    "across/sentence", "per_input/meaning", "across/meaning", "per_input/relative", "rm/accuracy", "rm/within",
 )  # fmt: skip
 CURVES = (*METRICS[:-2], "eval/kl", "reward/mean")
-BED = experiment.Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/within", 0.5)))
-D_STAR = {"shift/drop": 0.2}  # of true reward: a twentieth of what training earns
+BED = experiment.Bed(
+    metric="eval/gold", baseline="ppo", judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/within", 0.5))
+)
+D_STAR = {"shift/kept": 0.05}  # a quarter of what sft loses
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
-    """One online stage, or none; the measurement draws 16 responses to each prompt."""
+    """One online stage, or none; the measurement has 16 responses to each prompt."""
     stage = preference_strings.ppo_stage(
         task, partial(preference_strings.proxy, task), steps=settings.steps, beta=settings.beta,
         learning_rate=settings.learning_rate, prompts=input_shift.trained(task),
@@ -78,19 +80,19 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """RLHF drops less under the shift than SFT, and is less diverse per input than best of N, which is than SFT.
+    """RLHF keeps more of its reward under the shift than SFT, and is less diverse per input than best of N.
 
-    It is less diverse across inputs, too, but by less.
+    It is less diverse across inputs, too, but by less. It is judged at 4 nats.
     """
+    at = {"step": experiment.at("eval/kl", 4.0)}
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.smaller(results, "shift/drop", "ppo", "sft"),
-        experiment.smaller(results, "per_input/ead", "ppo", "best_of_n"),
-        experiment.smaller(results, "per_input/ead", "best_of_n", "sft"),
-        experiment.smaller(results, "across/ead", "ppo", "sft"),
-        experiment.smaller(results, "per_input/relative", "ppo", "sft"),
-        experiment.smaller(results, "per_input/sentence", "ppo", "sft"),
-        experiment.smaller(results, "per_input/meaning", "ppo", "sft"),
+        experiment.greater(results, "shift/kept", "ppo", "sft", **at),
+        experiment.smaller(results, "per_input/ead", "ppo", "best_of_n", **at),
+        experiment.smaller(results, "across/ead", "ppo", "sft", **at),
+        experiment.smaller(results, "per_input/relative", "ppo", "sft", **at),
+        experiment.smaller(results, "per_input/sentence", "ppo", "sft", **at),
+        experiment.smaller(results, "per_input/meaning", "ppo", "sft", **at),
     )
 
 

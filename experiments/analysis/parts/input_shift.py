@@ -13,7 +13,8 @@ from experiments.parts.preference_task import Preferences
 from jaxrl_llm import reduce
 from jaxrl_llm.types import Key, Params
 
-SAMPLES, PROMPTS = 16, 32
+SAMPLES, PROMPTS = 16, 128
+LEAST = 0.1  # of true reward, to which a share can be taken
 
 
 def draw_behaviour(task: Preferences, key: Key, n: int) -> tuple[Array, Array]:
@@ -33,21 +34,22 @@ def trained(task: Preferences) -> Array:
     return task.seen(task.draw_prompts(jax.random.key(0), 1024))
 
 
-def first(task: Preferences, params: dict[str, Params], prompts: Array, drawn: Array, key: Key) -> Array:
-    """All samples as they are, ``[P, K, T]``."""
-    return drawn
+Draw = Callable[[int], Array]  # so many samples of every prompt, ``[P, K, T]``
 
 
-def best_of_n(task: Preferences, params: dict[str, Params], prompts: Array, drawn: Array, key: Key) -> Array:
-    """Each of K outcomes is the best by the reward model of K samples drawn with replacement from the stored ones."""
+def first(task: Preferences, params: dict[str, Params], prompts: Array, draw: Draw) -> Array:
+    """Samples as they are, ``[P, K, T]``."""
+    return draw(SAMPLES)
+
+
+def best_of_n(task: Preferences, params: dict[str, Params], prompts: Array, draw: Draw) -> Array:
+    """Each of K outcomes is the best by the reward model of K samples of its own."""
+    drawn = draw(SAMPLES * SAMPLES)
     p, k, t = drawn.shape
-    scores = preference_strings.proxy(task, params, jnp.repeat(prompts, k, axis=0), drawn.reshape(p * k, t)).reshape(
-        p, k
-    )
-    again = jax.random.randint(key, (p, k, k), 0, k, jnp.int32)
-    best = jnp.argmax(jnp.take_along_axis(scores[:, None, :], again, axis=2), axis=2)
-    index = jnp.take_along_axis(again, best[:, :, None], axis=2)
-    return jnp.take_along_axis(drawn, index, axis=1)
+    scores = preference_strings.proxy(task, params, jnp.repeat(prompts, k, axis=0), drawn.reshape(p * k, t))
+    best = jnp.argmax(scores.reshape(p, SAMPLES, SAMPLES), axis=2)
+    index = best + SAMPLES * jnp.arange(SAMPLES, dtype=best.dtype)[None, :]
+    return jnp.take_along_axis(drawn, index[:, :, None], axis=1)
 
 
 def sentences(task: Preferences, params: dict[str, Params], prompts: Array, responses: Array) -> Array:
@@ -85,8 +87,12 @@ def measure(task: Preferences, pick: Callable, params, key):
     plain = task.draw_prompts(keys[0], PROMPTS)
     shifted = task.strange(plain)
     for k, (name, prompts) in enumerate((("eval", task.seen(plain)), ("shift", shifted))):
-        drawn = strings.sample(task.world, params["policy"], prompts, keys[1 + k], samples=SAMPLES)
-        drawn = pick(task, params, prompts, drawn.reshape(PROMPTS, SAMPLES, -1), keys[3 + k])
+
+        def draw(samples, prompts=prompts, key=keys[1 + k]):
+            rows = strings.sample(task.world, params["policy"], prompts, key, samples=samples)
+            return rows.reshape(PROMPTS, samples, -1)
+
+        drawn = pick(task, params, prompts, draw)
         many = jnp.repeat(prompts, SAMPLES, axis=0)
         found[f"{name}/gold"] = reduce.scalars(task.gold_reward(many, drawn.reshape(many.shape[0], -1)))
         if name == "eval":
@@ -96,4 +102,5 @@ def measure(task: Preferences, pick: Callable, params, key):
     found["per_input/relative"] = found["per_input/ead"] / jnp.maximum(found["across/ead"], 1e-6)
     more = preference_strings.measure_within(task, params, keys[5])
     found |= {name: more[name] for name in ("eval/kl", "rm/accuracy", "rm/within")}
-    return found | {"shift/drop": found["eval/gold"] - found["shift/gold"]}
+    kept = found["shift/gold"] / jnp.maximum(found["eval/gold"], LEAST)
+    return found | {"shift/kept": kept, "shift/drop": found["eval/gold"] - found["shift/gold"]}
