@@ -41,10 +41,13 @@ class Settings(recipes.Settings):
     prompts_per_step: int = 8
     group_size: int = 8
     traces: int = 64  # of the teacher, as in the paper about fifty
+    problems: int = 512  # of a measurement
     kind: str = "rl"
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "traces": 8}
+SMOKE = {
+    "steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "traces": 8, "problems": 8,
+}  # fmt: skip
 ARMS = {
     "base": {"kind": "base"},
     "plain": {"kind": "plain"},
@@ -90,7 +93,9 @@ def training(task: premises.Premises, settings: Settings) -> tuple[experiment.St
 def build(settings: Settings, task: premises.Premises = premises.CHAINS) -> experiment.Plan:
     """One base for all."""
     start = premises.make_start(task, steps=settings.base_steps)
-    return experiment.Plan(start, training(task, settings), strings.bound(premises.measure, task))
+    return experiment.Plan(
+        start, training(task, settings), strings.bound(premises.measure, task, problems=settings.problems)
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -44,9 +44,10 @@ class Settings(recipes.Settings):
     beta: float = 0.02
     stages: int = 1  # 0: not trained
     pick: Callable = input_shift.first  # which samples count
+    problems: int = 128  # prompts of a measurement
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "reward_steps": 2}
+SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "reward_steps": 2, "problems": 4}
 ARMS = {
     "sft": {"stages": 0},
     "ppo": {},
@@ -76,7 +77,8 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         draw_pairs=partial(input_shift.draw_pairs, task, flip_rate=0.1),
         behaviour=strings.bound(input_shift.draw_behaviour, task),
     )  # fmt: skip
-    return experiment.Plan(start, (stage,) * settings.stages, strings.bound(input_shift.measure, task, settings.pick))
+    measure = strings.bound(input_shift.measure, task, settings.pick, prompts=settings.problems)
+    return experiment.Plan(start, (stage,) * settings.stages, measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -13,7 +13,7 @@ from experiments.parts.preference_task import Preferences
 from jaxrl_llm import reduce
 from jaxrl_llm.types import Key, Params
 
-SAMPLES, PROMPTS = 16, 128
+SAMPLES = 16
 LEAST = 0.1  # of true reward, to which a share can be taken
 
 
@@ -81,23 +81,23 @@ def _figures(task: Preferences, params: dict[str, Params], prompts: Array, sets:
     return {name: reduce.scalars(x) for name, x in jax.vmap(of_one)(prompts, sets).items()}
 
 
-def measure(task: Preferences, pick: Callable, params, key):
+def measure(task: Preferences, pick: Callable, params, key, *, prompts: int):
     """True reward on both kinds of prompts, diversity per input and across inputs."""
     keys, found = jax.random.split(key, 8), {}
-    plain = task.draw_prompts(keys[0], PROMPTS)
+    plain = task.draw_prompts(keys[0], prompts)
     shifted = task.strange(plain)
-    for k, (name, prompts) in enumerate((("eval", task.seen(plain)), ("shift", shifted))):
+    for k, (name, asked) in enumerate((("eval", task.seen(plain)), ("shift", shifted))):
 
-        def draw(samples, prompts=prompts, key=keys[1 + k]):
-            rows = strings.sample(task.world, params["policy"], prompts, key, samples=samples)
-            return rows.reshape(PROMPTS, samples, -1)
+        def draw(samples, asked=asked, key=keys[1 + k]):
+            rows = strings.sample(task.world, params["policy"], asked, key, samples=samples)
+            return rows.reshape(prompts, samples, -1)
 
-        drawn = pick(task, params, prompts, draw)
-        many = jnp.repeat(prompts, SAMPLES, axis=0)
+        drawn = pick(task, params, asked, draw)
+        many = jnp.repeat(asked, SAMPLES, axis=0)
         found[f"{name}/gold"] = reduce.scalars(task.gold_reward(many, drawn.reshape(many.shape[0], -1)))
         if name == "eval":
-            asked = many.reshape(PROMPTS, SAMPLES, -1)
-            for kind, x, y in (("per_input", asked, drawn), ("across", asked.swapaxes(0, 1), drawn.swapaxes(0, 1))):
+            sets = many.reshape(prompts, SAMPLES, -1)
+            for kind, x, y in (("per_input", sets, drawn), ("across", sets.swapaxes(0, 1), drawn.swapaxes(0, 1))):
                 found |= {f"{kind}/{part}": value for part, value in _figures(task, params, x, y).items()}
     found["per_input/relative"] = found["per_input/ead"] / jnp.maximum(found["across/ead"], 1e-6)
     more = preference_strings.measure_within(task, params, keys[5])

@@ -14,7 +14,6 @@ from jaxrl_llm import reduce
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
 
-QUESTIONS = 512  # of a measurement
 OWN_ROWS = "experiments.analysis.parts.text_premises"  # opens ``Premises`` of problems of one's own
 
 
@@ -150,11 +149,11 @@ def _figures(task: Premises, prompts: Array, drawn: Array) -> Metrics:
     }
 
 
-def measure(task: Premises, params: dict[str, Params], key: Key) -> Metrics:
+def measure(task: Premises, params: dict[str, Params], key: Key, *, problems: int) -> Metrics:
     """Accuracy on well-posed questions; on the same without a premise, by constructor: abstention, length ratio, waits,
     where doubt begins and what comes after it, and how alike the rounds of a response are."""
     keys = jax.random.split(key, 3)
-    well = task.draw_questions(keys[0], QUESTIONS)
+    well = task.draw_questions(keys[0], problems)
     drawn = strings.sample(task.world, params["policy"], well, keys[1])
     found = {f"well/{name}": value for name, value in _figures(task, well, drawn).items()}
     found["well/accuracy"] = reduce.scalars(correct(task, well, drawn))
