@@ -107,6 +107,12 @@ def test_withdrawn_verdicts_say_why():
             assert first["claim"]["verdict"] == "withdrawn" and first["claim"]["bed"][0] == reason
 
 
+def test_the_pilot_of_a_withdrawn_record_says_nothing():
+    for verdict, said in (("withdrawn", "none"), ("undecided", "passes")):
+        record = {"instrument": {"pilot": {"problems": []}}, "claim": {"verdict": verdict}}
+        assert systems.piloted("analysis/no_such", {}, [record]) == said
+
+
 def test_no_committed_record_speaks_of_confidence_or_is_unjudged_by_the_algebra():
     for path, _ in records.committed(ROOT):
         assert '"confidence"' not in path.read_text().partition('"claim"')[2], path

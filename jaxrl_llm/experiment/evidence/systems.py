@@ -115,12 +115,13 @@ def mechanism(system: System) -> str:
 
 
 def piloted(name: str, rows: dict[str, dict[str, str]], found: list[dict[str, Any]]) -> str:
-    """What the pilot of ``family/slug`` said: of the table of pilots, else of a record under the standard."""
+    """What the pilot of ``family/slug`` said: of the table of pilots, else of a record of the standard that stands."""
     if name in rows:
         row = rows[name]
         minutes = f"{row['processor minutes of a record']} min"
         return f"says no ({minutes}): {row['problem']}".replace("|", "\\|") if row["problem"] else f"passes ({minutes})"
-    said = [(record.get("instrument") or {}).get("pilot") for record in found]
+    standing = [record for record in found if record["claim"]["verdict"] != verdicts.WITHDRAWN]
+    said = [(record.get("instrument") or {}).get("pilot") for record in standing]
     if not any(said):
         return "none"
     problem = next(one for one in said if one)["problems"][:1]
