@@ -9,11 +9,13 @@ Equations: gap = r(y_w) - r(y_l) of a trained reward model r, easy: gap > gamma.
            DPO model (mpo) or the first (sft_ref). any_prompts: PPO on all prompts; reversed: DPO on the
            hard pairs, PPO on the prompts of the easy ones.
 Left out:  large models; labels are scripted, half of the topics with 40 % flips, the others with 5 %. Differs from
-           the paper in gamma, which is 1 on the scale of this reward model.
+           the paper in gamma, which is 1 on the scale of this reward model, and in the first stage, which has a quarter
+           of the updates: it ends after one or two nats, so that 4 nats are spent in the second one.
 Expect:    eval/gold at eval/kl 4: mpo > dpo, mpo > ppo, mpo > sft_ref, mpo > reversed, mpo > any_prompts.
 Measure:   true reward of samples on fresh prompts where each arm is 4 nats from the start, and along the way there;
-           reward model of 65536 pairs of the same law (gates: rm/accuracy 0.8, rm/within 0.5). Equal updates: PPO
-           takes two of its 64 responses a rollout, so its stages have half the rollouts that DPO has batches of 32.
+           reward model of 65536 pairs of the same law (gates: rm/accuracy 0.8, rm/within 0.5; mpo is not 4 nats away
+           when PPO begins). Equal updates: PPO takes two of its 64 responses a rollout, so its stages have half the
+           rollouts that DPO has batches of 32.
 Run:       python -m experiments.preference.mpo
 """
 
@@ -35,9 +37,10 @@ from jaxrl_llm.losses import preference
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
-    """beta of DPO and the threshold are the paper's; the rest fits the small model."""
+    """beta of DPO is the paper's; the rest fits the small model."""
 
-    steps: int = 100  # of each of two stages
+    first_steps: int = 50  # updates of the first stage
+    steps: int = 150  # and of the second one
     eval_every: int = 40
     learning_rate: float = 2.5e-4  # at 1e-3 DPO alone is beyond the budget of the claim
     reference_steps: int = 200
@@ -55,6 +58,7 @@ class Settings(recipes.Settings):
 
 
 SMOKE = {
+    "first_steps": 1,
     "steps": 1,
     "eval_every": 1,
     "reference_steps": 2,
@@ -75,7 +79,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "rm/accuracy", "rm/within")
 CURVES = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "pair/accuracy", "reward/mean")
-BED = experiment.Bed(judges=(("mpo", "rm/accuracy", 0.8), ("mpo", "rm/within", 0.5)))
+BED = experiment.Bed(judges=(("mpo", "rm/accuracy", 0.8), ("mpo", "rm/within", 0.5)), stages=(("mpo", "first_steps"),))
 JUDGED_AT = experiment.at("eval/kl", 4.0)
 UPDATES = 2  # of PPO a rollout
 
@@ -125,16 +129,16 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     """Two stages, of pairs or of reward."""
     common = {"learning_rate": settings.learning_rate, "anchor": settings.anchor}
     kinds = {
-        "d": lambda: preference_strings.preference_stage(
+        "d": lambda updates: preference_strings.preference_stage(
             task, partial(preference.dpo_loss, beta=settings.beta),
             make_pairs(task, settings.pairs, settings.low, settings.high),
             rows_per_step=settings.rows_per_step,
-            steps=settings.steps,
+            steps=updates,
             **common,
         ),
-        "p": lambda: preference_strings.ppo_stage(
+        "p": lambda updates: preference_strings.ppo_stage(
             task, partial(preference_strings.centred_proxy, task), beta=settings.beta_kl,
-            prompts=make_prompts(task, settings.prompts), steps=max(1, settings.steps // UPDATES),
+            prompts=make_prompts(task, settings.prompts), steps=max(1, updates // UPDATES),
             updates_per_rollout=UPDATES, **common,
         ),
     }  # fmt: skip
@@ -145,9 +149,9 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         labels=settings.labels,
         draw_pairs=strings.bound(labelled, task),
     )
-    return experiment.Plan(
-        start, tuple(kinds[k]() for k in settings.stages), strings.bound(preference_strings.measure_within, task)
-    )
+    updates = (settings.first_steps, settings.steps)
+    stages = tuple(kinds[kind](number) for kind, number in zip(settings.stages, updates, strict=True))
+    return experiment.Plan(start, stages, strings.bound(preference_strings.measure_within, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -282,6 +282,23 @@ def test_controls_and_judges_are_looked_at_first():
     assert "too near chance" in beds.problems(found, claim, near_chance)[0]
 
 
+@pytest.mark.parametrize(("begins", "said"), [(4, ""), (5, "in 1 of 3 runs"), (9, "in 2 of 3 runs")])
+def test_an_arm_is_read_within_its_last_stage(begins, said):
+    spent = {"step": [0, 5, 9, 12], "values": [[0.0, 4.0, 1.0, 9.0], [0.0, 1.0, 4.5, 5.0], [0.0, math.nan, 2.0, 3.0]]}
+    learns = {0: [0.1, 0.12, 0.11], 5: [0.2, 0.22, 0.2], 9: [0.5, 0.51, 0.52], 12: [0.6, 0.61, 0.62]}
+    made = [arm([0.6, 0.61, 0.62], curve=learns), arm([0.7, 0.71, 0.73], curve=learns)]
+    for one in made:
+        one.curves["eval/kl"] = spent
+    found = Results({"base": made[0], "method": dataclasses.replace(made[1], settings={"first_steps": begins})})
+    claim = conclude("better", greater(found, "eval/accuracy", "method", "base", step=along.at("eval/kl", 4.0)))
+    problems = beds.read_too_early(found, claim.primary, beds.Bed(stages=(("method", "first_steps"),)))
+    wanted = f"method has spent eval/kl 4 before its last stage begins (step {begins}) {said}"
+    assert problems == ([wanted] if said else [])
+    assert set(problems) <= set(beds.problems(found, claim, beds.Bed(stages=(("method", "first_steps"),))))
+    at_the_end = conclude("better", greater(found, "eval/accuracy", "method", "base"))
+    assert beds.read_too_early(found, at_the_end.primary, beds.Bed(stages=(("method", "first_steps"),))) == []
+
+
 def test_a_gain_that_few_seeds_cannot_tell_is_not_yet_the_fault_of_the_bed():
     def judged(*ends, start=0.1, first=0.15, looks=verdicts.LOOKS):
         curve = {0: [start] * len(ends), 5: [first] * len(ends), 9: list(ends)}

@@ -176,6 +176,15 @@ def test_prompts_of_hard_pairs_are_drawn_again_and_again():
     assert mpo.make_prompts(toy.STRINGS, "any") is None
 
 
+def test_a_quarter_of_the_updates_come_before_the_last_stage():
+    steps = {}
+    for name in ("mpo", "dpo", "ppo", "reversed"):
+        plan = mpo.build(dataclasses.replace(mpo.Settings(), **mpo.ARMS[name]))
+        steps[name] = [stage.steps for stage in plan.stages]
+    assert steps == {"mpo": [50, 75], "dpo": [50, 150], "ppo": [25, 75], "reversed": [50, 75]}
+    assert mpo.BED.stages == (("mpo", "first_steps"),)
+
+
 @pytest.mark.slow
 def test_ppo_draws_the_prompts_of_its_stage():
     params = preference_strings.make_start(toy.STRINGS, reference_steps=1, reward_steps=1)(jax.random.key(0))

@@ -14,6 +14,7 @@ from jaxrl_llm.experiment.results import Results
 
 LEARNED = ("eval/accuracy", "eval/success", "eval/completed", "eval/pass1", "eval/exact_many", "eval/score",
            "eval/test@10", "eval/gold", "eval/utility")  # fmt: skip
+EARLY = 0.05  # of the runs may be read before the last stage of their arm: one of 32 does not spoil a bed
 SHARES = ("accuracy", "success", "completed", "pass", "exact", "f1", "score", "solved")
 
 
@@ -33,6 +34,7 @@ class Bed(NamedTuple):
     negative: str = ""
     judges: tuple[tuple[str, str, float], ...] = ()  # arm, metric, least value
     knob: str = ""  # the setting that is the dose of the disease
+    stages: tuple[tuple[str, str], ...] = ()  # arm, setting: it is to be read within its last stage
 
 
 def bed_of(module: ModuleType) -> Bed:
@@ -86,7 +88,7 @@ def problems(results: Results, claim: Claim, bed: Bed | None = None) -> list[str
         found = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance, room=learns)
         found = [f"{metric} of {baseline}: {x}" for x in found]
         found += _controls(results, metric, baseline, bed)
-    return found + judges_at_chance(results, bed)
+    return found + judges_at_chance(results, bed) + read_too_early(results, claim.primary, bed)
 
 
 def unsure_of(results: Results, claim: Claim, bed: Bed) -> str:
@@ -115,6 +117,26 @@ def judges_at_chance(results: Results, bed: Bed) -> list[str]:
         mean = float(np.nanmean(results.values(arm, name)))
         if not mean >= least:
             found.append(f"{name} of {arm} is {mean:.3g}, below {least:g}: too near chance to judge by")
+    return found
+
+
+def read_too_early(results: Results, primary: Judged, bed: Bed) -> list[str]:
+    """The arms of which more than a twentieth of the runs spend the budget of the claim before their last stage.
+
+    What is read there is an arm that has not yet begun with what sets it apart.
+    """
+    found = []
+    for arm, setting in bed.stages:
+        if arm not in results.arms or primary.budget not in results.arms[arm].curves:
+            continue
+        begins = results.arms[arm].settings[setting]
+        steps, spent = results.curve(arm, primary.budget)
+        early = (spent[:, steps <= begins] >= primary.spent).any(axis=1)
+        if early.mean() > EARLY:
+            found.append(
+                f"{arm} has spent {primary.budget} {primary.spent:g} before its last stage begins (step {begins}) in "
+                f"{early.sum()} of {early.size} runs"
+            )
     return found
 
 

@@ -196,7 +196,7 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
         if not ends_at[-1] > ends_at[0]:
             problems.append(f"{metric} of {learner} does not rise: {ends_at[0]:.3g} to {ends_at[-1]:.3g}")
     found["judges"] = {f"{name} of {arm}": float(np.nanmean(ran.values(arm, name))) for arm, name, _ in bed.judges}
-    problems += beds.judges_at_chance(ran, bed)
+    problems += beds.judges_at_chance(ran, bed) + beds.read_too_early(ran, claim.primary, bed)
     stated = getattr(module, "D_STAR", {}).get(claim.primary.metric)
     d_star = stated if stated is not None else rule(ran, claim.primary.metric, baseline)
     noise, seen, source = paired_noise(module, claim.primary, ran)
