@@ -8,7 +8,7 @@ drawn from those alone.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +32,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.run import flags, lora_state, options, parts
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.online import model_part
 from jaxrl_llm.train.plan import Plan, tabled
 from jaxrl_llm.types import Key, Params
 
@@ -82,6 +83,7 @@ class Rows(NamedTuple):
     now: Callable[[], Table]
     measuring: Callable[[], contextlib.AbstractContextManager[None]]
     sources: tuple[Any, ...] = ()  # the rows behind both tables, training ones first
+    loaded: parts.Model | None = None  # where ``model`` is an adapter alone: the model with its base
 
 
 def pairs_of(settings: Any) -> list[Any]:
@@ -110,7 +112,7 @@ def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequenc
     for name, lowest in least.items():
         if hasattr(settings, name) and getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
-    model = options.open_model(settings)
+    model = loaded = options.open_model(settings)
     if settings.lora:
         if model.config.num_parameters >= COMPILED and not lora_state.hoists():
             raise UserError(
@@ -140,7 +142,7 @@ def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequenc
         finally:
             place[0] = train
 
-    return Rows(model, train, heldout, lambda: place[0], measuring, (*kept, *held))
+    return Rows(model, train, heldout, lambda: place[0], measuring, (*kept, *held), loaded)
 
 
 def too_long(columns: int, model: parts.Model) -> UserError:
@@ -361,8 +363,22 @@ def _by_texts(
     return gold
 
 
+def exported(rows: Rows, params: Params) -> tuple[parts.Model, Params] | None:
+    """The model and the weights to write into a folder, with an adapter those of its base beside it.
+
+    They are the part ``policy`` of the parameters, or all of them; None where neither is a model of these rows, as
+    that of an arm with numbers of its own beside the weights.
+    """
+    policy = params["policy"] if "policy" in params else model_part(params)
+    if jax.tree.structure(policy) != jax.tree.structure(rows.model.params):
+        return None
+    if rows.loaded is None or rows.loaded.params.keys() == rows.model.params.keys():
+        return rows.model, policy
+    return rows.loaded, rows.loaded.params | {lora_state.PART: policy}
+
+
 def finish(rows: Rows) -> Callable[[Plan], Plan]:
-    """A plan over these rows runs on the host, and is measured on prompts that are held out."""
+    """A plan over these rows runs on the host, is measured on prompts that are held out, and leaves a model."""
     whole = rows.model.config.num_parameters < COMPILED
 
     @lru_cache(maxsize=64)
@@ -373,4 +389,6 @@ def finish(rows: Rows) -> Callable[[Plan], Plan]:
 
         return jax.jit(on_heldout) if whole else on_heldout
 
-    return lambda plan: plan._replace(on_host=True, measure=measured(plan.measure))
+    return lambda plan: plan._replace(
+        on_host=True, measure=measured(plan.measure), exported=plan.exported or partial(exported, rows)
+    )

@@ -14,7 +14,9 @@ Expect:    eval/removed, the share of the rude tokens that an edit takes away: s
 Measure:   share of rude tokens, the share of them that is gone, true reward without them, perplexity of polite text; a
            base of which half the data is rude. Only dpo has updates. The dose is not monotone in the record: half of
            alpha adds rude tokens, twice of it takes most of them and of the true reward; aligned takes as many.
-Run:       python -m experiments.preference.model_surgery
+           probe/accuracy is of the 512 responses that fit 32 numbers; over rows of one's own it is of held-out ones.
+Run:       python -m experiments.preference.model_surgery; with --model DIR --data FILE on a model and rows of your own:
+           probe, validation and edit are of training rows, and the edited model is written to a folder
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ import jax.numpy as jnp
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
-from experiments.preference.parts import conduct
+from experiments.preference.parts import conduct, surgery
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
@@ -45,6 +47,7 @@ class Settings(recipes.Settings):
     edit: Callable | None = conduct.operated
     alpha: float = 1.0
     rows: int = 16
+    share: float = 0.05  # of the gate rows, over rows of one's own: the paper's
     stages: int = 0
 
 
@@ -74,18 +77,51 @@ def make_pairs(task: Preferences, params, key):
     return toy.Pairs(prompts, *both), jnp.ones((256,), bool)
 
 
-def measure(task: Preferences, settings: Settings, params, key):
-    """Fits the probe on the parameters as they are, edits them with the better sign, and measures."""
-    v, seen = conduct.politeness_probe(task, params["policy"], jax.random.fold_in(key, 0))
+def edited(task: Preferences, settings: Settings, params, key):
+    """The policy after its edit with the better sign, its probe from before, the accuracy on its rows, and a key.
+
+    Over rows of one's own an edit is of ``share`` of all gate rows.
+    """
+    probe, seen = conduct.politeness_probe(task, params["policy"], jax.random.fold_in(key, 0))
     chosen, keys = params["policy"], [jax.random.fold_in(key, k) for k in (1, 2, 3)]
     if settings.edit is not None:
-        both = [settings.edit(chosen, s * settings.alpha * v, keys[0], settings.rows) for s in (1.0, -1.0)]
+        count = settings.rows if task.world.start is None else share_of_rows(chosen, settings.share)
+        both = [settings.edit(chosen, s * settings.alpha * probe.direction, keys[0], count) for s in (1.0, -1.0)]
         rude = [conduct.politeness(task, x, keys[1])["eval/rude"] for x in both]
         chosen = jax.tree.map(lambda a, b: jnp.where(rude[0] <= rude[1], a, b), *both)
-    found = conduct.politeness(task, chosen, keys[2])
-    before = conduct.politeness(task, params["reference"], keys[2])["eval/rude"]
-    removed = 1.0 - found["eval/rude"] / jnp.maximum(before, 1e-6)
-    return found | {"eval/removed": removed, "probe/accuracy": seen}
+    return chosen, probe, seen, keys[2]
+
+
+def share_of_rows(policy, share: float) -> int:
+    """How many gate rows a share of all of them is, at least one."""
+    layers, _, width = surgery.gates(policy).shape
+    return max(1, round(share * layers * width))
+
+
+def removal(task: Preferences, policy, reference, key):
+    """What is said after the edit, and how much of the rude tokens is gone."""
+    found = conduct.politeness(task, policy, key)
+    before = conduct.politeness(task, reference, key)["eval/rude"]
+    return found | {"eval/removed": 1.0 - found["eval/rude"] / jnp.maximum(before, 1e-6)}
+
+
+def measure(task: Preferences, settings: Settings, params, key):
+    """Fits the probe on the parameters as they are, edits them with the better sign, and measures."""
+    policy, _, seen, key = edited(task, settings, params, key)
+    return removal(task, policy, params["reference"], key) | {"probe/accuracy": seen}
+
+
+def operated(task: Preferences, settings: Settings, params, key):
+    """The parameters after the edit, with its probe beside them: what is measured and exported over rows."""
+    policy, probe, *_ = edited(task, settings, params, key)
+    return params | {"policy": policy, "probe": probe}
+
+
+def measure_operated(task: Preferences, params, key):
+    """``measure`` of what ``operated`` made; the probe is held against responses to prompts that are held out."""
+    right = conduct.probe_accuracy(task, params["reference"], params["probe"], jax.random.fold_in(key, 0))
+    found = removal(task, params["policy"], params["reference"], jax.random.fold_in(key, 1))
+    return found | {"probe/accuracy": right}
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
@@ -99,7 +135,13 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     start = preference_strings.make_start(
         task, reference_steps=settings.reference_steps, behaviour=task.draw_mixed_company
     )
-    return experiment.Plan(start, (stage,) * settings.stages, strings.bound(measure, task, settings))
+    stages = (stage,) * settings.stages
+    if task.world.start is None:
+        return experiment.Plan(start, stages, strings.bound(measure, task, settings))
+    surgery.gates(task.world.start())  # a model without gates is refused before anything is trained
+    return experiment.Plan(
+        start, stages, strings.bound(measure_operated, task), finish=strings.bound(operated, task, settings)
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -614,12 +614,18 @@ class SeedRun:
 
     def _export(self, logs: _Logs, params: Params, key: Key) -> None:
         """The trained model as a model folder."""
-        model = self.plan.model
-        if logs.folder is None or model is None or not self.keeping.export:
+        model, exported = self.plan.model, self.plan.exported
+        if logs.folder is None or model is exported is None or not self.keeping.export:
             return
         found = hosts.gathered(plans.finished(self.plan, params, key))
-        parts = {name: part for name, part in found.items() if name != "model"} if "model" in found else {}
-        found = model_part(found)
+        parts: dict[str, Any] = {}
+        if exported is not None:
+            if (of_model := exported(found)) is None:
+                return
+            model, found = of_model
+        elif "model" in found:
+            parts = {name: part for name, part in found.items() if name != "model"}
+            found = model_part(found)
         if hosts.is_first():
             scratch = logs.folder / ".export"
             shutil.rmtree(scratch, ignore_errors=True)

@@ -93,6 +93,9 @@ class Plan(NamedTuple):
     validate: Callable[[Params, Key], dict[str, Array]] | None = None
     # ``finish(params, key)``: what is measured and exported of the trained parameters, for example a merge of models
     finish: Callable[[Params, Key], Params] = as_trained
+    # ``exported(params)``: the loaded model and its own weights among finished parameters that hold more, or None; in
+    # the place of ``model``
+    exported: Callable[[Params], tuple[Any, Params] | None] | None = None
     of_seed: Callable[["Plan", int], "Plan"] | None = None
     staleness: int | None = None
 

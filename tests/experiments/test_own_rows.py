@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from experiments.parts import text_rows
+from jaxrl_llm import experiment
 from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli
 from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import options
+from jaxrl_llm.run import lora_state, options
+from jaxrl_llm.run import parts as run_parts
 from tests import close
 from tests.endpoint_for_tests import serving
 from tests.experiments.test_smoke import FILES, _name
@@ -134,6 +136,46 @@ def test_parameters_of_own_rows_are_an_adapter_whose_zero_is_the_loaded_model(ow
     text_rows._opened.cache_clear()
     with pytest.raises(UserError, match="--lora 2: .* set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1"):
         text_rows.opened(types.SimpleNamespace(**model | dataclasses.asdict(of_rows), learning_rate=1e-3))
+
+
+def test_the_policy_of_own_rows_is_exported_with_its_base(own, tmp_path):
+    of_rows = dataclasses.asdict(text_rows.Settings(data=own[3], max_new_tokens=16))
+    opened = {}
+    for rank in (0, 2):
+        model = dataclasses.asdict(options.ModelSettings(model=own[1], lora=rank))
+        opened[rank] = text_rows.opened(types.SimpleNamespace(**model | of_rows, learning_rate=1e-3))
+    rows = opened[0]
+    plan = text_rows.finish(rows)(experiment.Plan(lambda key: {}, (), lambda params, key: {}))
+    moved = jax.tree.map(lambda x: x + 1, rows.model.params)
+    beside = {"reference": rows.model.params, "value": jnp.ones(3)}
+    for params in ({"policy": moved} | beside, {"model": moved} | beside, moved):
+        model, found = plan.exported(params)
+        assert model.folder == rows.model.folder and found is moved
+    assert plan.exported({"policy": moved | {"steer": jnp.ones(3)}} | beside) is None
+    adapted = opened[2]
+    trained = jax.tree.map(lambda x: x + 1, adapted.model.params)
+    model, found = text_rows.exported(adapted, {"policy": trained} | beside)
+    assert found["lora"] is trained and jax.tree.structure(found["base"]) == jax.tree.structure(rows.model.params)
+    whole = lora_state.save(tmp_path / "adapter", model, found, lora_state.rank_of(found))
+    assert (tmp_path / "adapter").is_dir() and jax.tree.structure(whole) == jax.tree.structure(rows.model.params)
+
+
+@pytest.mark.slow
+def test_surgery_on_a_model_of_ones_own_leaves_it_edited(own, tmp_path):
+    """One gate row in twenty of the two layers, and nothing else."""
+    where = ["--out", str(tmp_path), *own, "--arm", "none", "surgery", "steering"]
+    found = cli.run(
+        importlib.import_module("experiments.preference.model_surgery"), ["--smoke", "--seeds", "1", *where]
+    )
+    assert 0.0 <= found.arms["surgery"].metrics["probe/accuracy"][0] <= 1.0
+    kept = {path.parent.parent.name: path for path in tmp_path.glob("seeds/*/*/model")}
+    assert kept.keys() == {"none", "surgery"}, "an arm that edits no weight leaves none"
+    before, after = (run_parts.load_model(str(kept[name])).params for name in ("none", "surgery"))
+    gates = [np.asarray(x["layers"]["gate"]) for x in (before, after)]
+    changed = (gates[0] != gates[1]).any(axis=1)
+    assert changed.sum() == max(1, round(0.05 * changed.size))
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
+    assert not same["layers"].pop("gate") and all(jax.tree.leaves(same))
 
 
 def test_what_the_model_is_computed_with_counts_as_read(own):

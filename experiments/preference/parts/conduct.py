@@ -26,16 +26,26 @@ def steered_world(world: strings.World) -> strings.World:
     return world._replace(policy=world.policy._replace(unembed=unembed))
 
 
-def politeness_probe(task: Preferences, params: Params, key: Key, *, rows: int = 512) -> tuple[Array, Array]:
-    """``(direction [D], accuracy)`` of a probe of rude against polite responses."""
+def _heard(task: Preferences, params: Params, key: Key, rows: int) -> tuple[Array, Array]:
+    """``(states [N, D], rude [N])`` of responses of which every other one is rude."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), rows)
     rude = jnp.arange(rows) % 2 == 0
-    seen = strings.mean_hidden(
-        task.world, params, prompts, task.draw_politeness(jax.random.fold_in(key, 1), prompts, rude)
-    )
+    said = task.draw_politeness(jax.random.fold_in(key, 1), prompts, rude)
+    return strings.mean_hidden(task.world, params, prompts, said), rude
+
+
+def politeness_probe(task: Preferences, params: Params, key: Key, *, rows: int = 512) -> tuple[probes.Probe, Array]:
+    """A probe of rude against polite responses, and its accuracy on the responses that it was fitted on."""
+    seen, rude = _heard(task, params, key, rows)
     probe = probes.fit(seen, rude)
     right = (probes.logits(probe, seen) > 0) == rude
-    return probe.direction, reduce.scalars(right.astype(jnp.float32))
+    return probe, reduce.scalars(right.astype(jnp.float32))
+
+
+def probe_accuracy(task: Preferences, params: Params, probe: probes.Probe, key: Key, *, rows: int = 512) -> Array:
+    """How many responses that it has not seen the probe tells apart rightly."""
+    seen, rude = _heard(task, params, key, rows)
+    return reduce.scalars(((probes.logits(probe, seen) > 0) == rude).astype(jnp.float32))
 
 
 def politeness(task: Preferences, params: Params, key: Key) -> Metrics:

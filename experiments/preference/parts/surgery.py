@@ -4,7 +4,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import Params
+
+
+def gates(params: Params) -> Float[Array, "L D F"]:
+    """The gate matrices of all layers.
+
+    Raises:
+      UserError: for a model whose feed-forward part has none.
+    """
+    if "gate" not in params["layers"]:
+        raise UserError("--model has no gate matrices; surgery needs a gated feed-forward part, as Qwen's or Llama's")
+    return params["layers"]["gate"]
 
 
 def alignment(gate: Float[Array, "L D F"], direction: Float[Array, " D"]) -> Float[Array, "L F"]:
@@ -45,10 +57,8 @@ def operate(params: Params, direction: Float[Array, " D"], *, alpha: Float[Array
     direction is not normalised, as in its published code.
 
     Raises:
-      ValueError: for a model whose feed-forward part has no gate.
+      UserError: as ``gates``.
     """
-    if "gate" not in params["layers"]:
-        raise ValueError("the model has no gate matrices; surgery needs a gated feed-forward part")
-    gate = params["layers"]["gate"]
+    gate = gates(params)
     chosen = highest(-alignment(gate, direction), rows)
     return params | {"layers": params["layers"] | {"gate": shift_rows(gate, chosen, alpha * direction)}}
