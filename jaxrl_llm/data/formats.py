@@ -423,6 +423,20 @@ def unpaired(columns: dict[str, Any]) -> tuple[str, str, bool]:
     return prompt, completion, bool(named)
 
 
+def rewarded(columns: dict[str, Any]) -> tuple[str, str, float]:
+    """``prompt``, ``response`` and ``reward``, a number: what was logged of a model in use.
+
+    >>> rewarded({"prompt": "a", "response": "b", "reward": "0.5"})
+    ('a', 'b', 0.5)
+    """
+    prompt, response, reward = columns["prompt"], columns["response"], columns["reward"]
+    if not (isinstance(prompt, str) and prompt and isinstance(response, str) and response):
+        raise ValueError("prompt and response must be texts that are not empty")
+    if not isfinite(float(reward)):
+        raise ValueError(f"reward is {reward!r}; give a number")
+    return prompt, response, float(reward)
+
+
 def scores(columns: dict[str, Any]) -> Pair:
     """``prompt``, ``completions`` (texts, or objects with ``response``) and their ``scores``: the best over the worst.
 
@@ -551,3 +565,8 @@ def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
 def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, bool]], list[Malformed]]:
     """Responses with a label, see ``unpaired``, and the rows left out."""
     return _mixed(spec, lambda source: _convert(source, ("prompt", "completion", "label"), unpaired, bad_rows))
+
+
+def read_rewarded(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, float]], list[Malformed]]:
+    """Responses with their rewards, see ``rewarded``, and the rows left out."""
+    return _mixed(spec, lambda source: _convert(source, ("prompt", "response", "reward"), rewarded, bad_rows))

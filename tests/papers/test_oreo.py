@@ -1,5 +1,7 @@
 """OREO: tables for each method, what a response's credit reaches, and search by the critic."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +123,56 @@ def test_parts_of_a_minibatch_add_up():
 def test_a_text_that_no_token_has_ends_no_step():
     with pytest.raises(UserError, match="--step-end '@@': no token of this model has it"):
         _method("oreo", step_end="@@")
+
+
+def test_a_closed_prefix_is_worth_what_it_was_where_its_end_was_chosen():
+    _, _, plan, found = _method("oreo", searched=0)
+    params = plan.init(jax.random.key(0))
+    params["value"] = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), params["value"])
+    end = found.model.tokenizer.eos_ids[0]
+    tokens = jnp.asarray([[0, 5, 6, 7], [5, 6, 7, end], [5, 6, end, 7]], jnp.int32)
+    valid = jnp.asarray([[False, True, True, True], [True] * 4, [True] * 4])
+    worth = tables.prefix_value(found, params, tokens, valid)
+    sums = close.forward_sums(found.model.config, 4)
+    close.assert_same_sums(worth[1], worth[0], sums, magnitude=4 * float(jnp.max(jnp.abs(worth))))
+    assert abs(float(worth[2] - worth[0])) > 0.01, "an end inside closes nothing"
+
+
+def test_a_critic_is_held_against_problems_that_are_held_out():
+    _, _, plan, found = _method("oreo", searched=0)
+    assert oreo.BED.judges == (("oreo", "heldout/auc_middle", 0.6),)
+    seen = plan.measure(plan.init(jax.random.key(0)), jax.random.key(1))
+    # a head that says 0 everywhere tells nothing apart
+    assert float(seen["heldout/auc_start"]) == float(seen["heldout/auc_middle"]) == 0.5
+
+
+def test_a_table_of_logged_responses(tmp_path):
+    _, _, plan, found = _method("oreo", searched=0)
+    tokenizer = found.model.tokenizer
+    texts = [
+        tokenizer.decode(table.tokens[k][table.valid[k]].tolist())
+        for table, k in ((found.train, 0), (found.train, 1), (found.heldout, 0))
+    ]
+    said = [(0, "1+2", 1.0), (0, "3", 0.0), (1, "2", 0.5), (2, "2", 1.0), (0, "4", 0.25), (1, "1+2+3+4+5+6", 1.0)]
+    rows = [{"prompt": texts[k], "response": text, "reward": worth} for k, text, worth in said]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    settings = arms.override(
+        arms.resolve(oreo, arms.preset(oreo, smoke=True, model="nano"), ())["oreo"],
+        {"logged": str(path), "group_size": 2, "searched": 0}, "the test",
+    )  # fmt: skip
+    kept, size = tables.logged(settings)
+    assert size == 2 and kept.reward.tolist() == [1.0, 0.0, 0.5, 0.5], "the third of two; one is held out, one too long"
+    written = [tokenizer.decode(row[there].tolist()) for row, there in zip(kept.tokens, kept.mask, strict=True)]
+    assert [text.removesuffix(tokenizer.decode([tokenizer.eos_ids[0]])) for text in written] == ["1+2", "3", "2", "2"]
+    asked = found.train.tokens.shape[1]
+    np.testing.assert_array_equal(kept.tokens[::2, :asked], found.train.tokens[:2])
+    np.testing.assert_array_equal(kept.segment_ids[::2, :asked], found.train.valid[:2])
+    extras = oreo.build(settings).stages[0].extras(plan.init(jax.random.key(0)), jax.random.key(1))
+    assert sorted(extras["rows"].reward.tolist()) == [0.0, 0.5, 0.5, 1.0]
+    path.write_text(json.dumps(rows[3]))
+    with pytest.raises(UserError, match="--logged .*log.jsonl: no row has a prompt .* that is not held out"):
+        tables.logged(arms.override(settings, {"group_size": 3}, "the test"))
 
 
 def test_kto_by_hand():

@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts import step_search
 from jaxrl_llm import logprobs, reduce
+from jaxrl_llm.data import formats
+from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench
@@ -26,6 +30,7 @@ from jaxrl_llm.types import Key, Metrics, Params
 
 VALIDATION = 128  # training problems that no table holds, for the choice of a learning rate
 AT_ONCE = 64  # problems whose responses are drawn at once
+SHOWN = 64  # held-out problems whose responses a critic is held against
 
 
 class Table(NamedTuple):
@@ -91,6 +96,73 @@ def draw_table(settings: Any, policy: Params, key: Key) -> Table:
 
     drawn = builders.in_row_parts(some, chosen.astype(jnp.int32), at_once=AT_ONCE)
     return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:]), drawn)
+
+
+class Logged(NamedTuple):
+    """Responses from a file: of each prompt the same number, a group; shorter groups are filled up in turn."""
+
+    table: Table
+    group_size: int
+
+
+@lru_cache(maxsize=2)
+def _logged(identity: tuple, spec: str, group_size: int, new_tokens: int) -> Logged:
+    settings = recipes.OnlineSettings(**dict(identity))
+    found, chat = recipes.bench(settings), settings.chat
+    rows, _ = formats.read_rewarded(spec)
+    tokenizer, columns = found.model.tokenizer, found.train.tokens.shape[1]
+    held = min(VALIDATION, found.train.tokens.shape[0] // 2)
+    others = [(found.heldout.tokens, found.heldout.valid), (found.train.tokens[-held:], found.train.valid[-held:])]
+    hidden = {
+        tuple(row[real].tolist())
+        for tokens, valid in others[: 1 + bool(held)]
+        for row, real in zip(np.asarray(tokens), np.asarray(valid), strict=True)
+    }
+    groups: dict[tuple[int, ...], list[tuple[list[int], float]]] = {}
+    for prompt, response, reward in rows:
+        asked, said = tuple(encode_prompt(tokenizer, prompt, chat=chat)), tokenizer.encode(response)
+        if len(asked) <= columns and len(said) < new_tokens and asked not in hidden:
+            groups.setdefault(asked, []).append(([*said, tokenizer.eos_ids[0]], reward))
+    if not groups:
+        raise UserError(
+            f"--logged {spec}: no row has a prompt of at most {columns} tokens that is not held out, and a response of "
+            f"less than {new_tokens}; give rows like those of --data, or raise --max-new-tokens"
+        )
+    size = min(group_size, max(map(len, groups.values())))
+    kept = sum(min(size, len(group)) for group in groups.values())
+    print(
+        f"{spec}: {kept} of {len(rows)} responses to {len(groups)} prompts; those that are held out, too "
+        f"long, or more than --group-size {group_size} of a prompt are left out", flush=True,
+    )  # fmt: skip
+    tokens = np.full((len(groups) * size, columns + new_tokens), tokenizer.pad_id, np.int32)
+    segments, mask = np.zeros(tokens.shape, np.int32), np.zeros(tokens.shape, bool)
+    rewards = np.zeros(len(tokens), np.float32)
+    for k, (asked, group) in enumerate(groups.items()):
+        for j in range(size):
+            row, (said, reward) = k * size + j, group[j % len(group)]
+            rewards[row], ends = reward, columns + len(said)
+            tokens[row, columns - len(asked) : columns], tokens[row, columns:ends] = asked, said
+            segments[row, columns - len(asked) : ends], mask[row, columns:ends] = 1, True
+    positions = np.maximum(np.cumsum(segments, axis=1) - 1, 0).astype(np.int32)
+    return Logged(Table(*map(jnp.asarray, (tokens, segments, positions, mask, rewards))), size)
+
+
+def logged(settings: Any) -> Logged:
+    """The responses of ``--logged``, a file of ``prompt``, ``response`` and ``reward``, without prompts held out.
+
+    Raises:
+      UserError: for a file that cannot be read, or no row of which can train.
+    """
+    return _logged(recipes.bench_identity(settings), settings.logged, settings.group_size, settings.max_new_tokens)
+
+
+def draw_logged(settings: Any, key: Key) -> Table:
+    """The logged responses to ``table_problems`` of their prompts."""
+    table, size = logged(settings)
+    groups = table.reward.shape[0] // size
+    chosen = jax.random.permutation(key, groups)[: settings.table_problems]
+    rows = (chosen[:, None] * size + jnp.arange(size)[None, :]).reshape(-1)
+    return jax.tree.map(lambda x: x[rows], table)
 
 
 def as_drawn(table: Table, group_size: int) -> Table:
@@ -176,10 +248,33 @@ def critic_values(found: Bench, params: Params, rows: Any) -> Float[Array, "B T"
 
 
 def prefix_value(found: Bench, params: Params, tokens: Array, valid: Array) -> Float[Array, " N"]:
-    """The critic's value behind each left-padded prefix."""
+    """The critic's value behind each left-padded prefix; of one that is closed, where its end was chosen.
+
+    No token is chosen behind an end, so that no value there was ever trained.
+    """
     positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
     hidden = found.model.policy.hidden(params["critic"], tokens, positions, valid.astype(jnp.int32))
-    return heads.token_values(params["value"], hidden[:, -1:])[:, 0]
+    values = heads.token_values(params["value"], hidden[:, -2:])
+    closed = jnp.isin(tokens[:, -1], jnp.asarray(found.model.tokenizer.eos_ids, jnp.int32))
+    return jnp.where(closed, values[:, 0], values[:, 1])
+
+
+def make_heldout_figures(settings: Any, found: Bench) -> Callable[[Params, Key], Metrics]:
+    """``value_figures`` of fresh responses to problems that are held out, as ``heldout/auc_start`` and ``_middle``."""
+    count = min(SHOWN, found.heldout.tokens.shape[0])
+    ids = jnp.arange(count, dtype=jnp.int32)
+    roll = recipes.rollout_of(settings, found, group_size=4, measured=True)
+    roll = roll if found.score is None else jax.jit(roll)
+
+    def figures(params: Params, key: Key) -> Metrics:
+        table = found.heldout
+        rows = roll(params["model"], table.tokens[ids], table.valid[ids], sample_keys(key, 0, ids, 4), ids)
+        right = step_search.solved(found, rows, rows.mask)
+        judged = Table(rows.tokens, rows.segment_ids, rows.positions, rows.mask, right)
+        seen = value_figures(critic_values(found, params, rows), judged)
+        return {name.replace("value/", "heldout/"): x for name, x in seen.items()}
+
+    return figures
 
 
 def value_figures(values: Float[Array, "B T"], batch: Table) -> Metrics:
