@@ -106,9 +106,13 @@ def pair_stage(
 
 def reward_of(task: Preferences, reward: Params, prompts: Array, responses: Array) -> Array:
     """A scalar reward model ``{"model", "head"}`` at the last token, ``[N]``."""
-    rows = strings.whole(task.world, prompts, responses)
-    hidden = task.world.policy.hidden(reward["model"], *rows)
-    return heads.sequence_rewards(reward["head"], hidden, rows.segment_ids)
+
+    def read(prompts, responses):
+        rows = strings.whole(task.world, prompts, responses)
+        hidden = task.world.policy.hidden(reward["model"], *rows)
+        return heads.sequence_rewards(reward["head"], hidden, rows.segment_ids)
+
+    return strings.in_pieces(task.world, read, prompts, responses)
 
 
 def _fit(

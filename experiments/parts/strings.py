@@ -49,7 +49,7 @@ class World(NamedTuple):
 
 
 PAD = -1  # in the columns before a prompt of text
-AT_ONCE = 256  # responses of text that are sampled together where many are
+AT_ONCE = 256  # responses of text that are sampled or read together where many are
 
 
 @lru_cache(maxsize=64)
@@ -165,15 +165,27 @@ def token_counts(world: World, responses: Int[Array, "*N T"]) -> int | Float[Arr
     return jnp.sum(there.astype(jnp.float32), axis=1).reshape(responses.shape[:-1])
 
 
+def in_pieces(world: World, read: Callable[..., Array], *rows: Array) -> Array:
+    """``read(*rows)``, which keeps rows apart; of texts ``AT_ONCE`` at a time, whose memory is that of a batch."""
+    count = rows[0].shape[0]
+    if world.start is None or count <= AT_ONCE:
+        return read(*rows)
+    return jnp.concatenate([read(*(x[k : k + AT_ONCE] for x in rows)) for k in range(0, count, AT_ONCE)])
+
+
 def mean_hidden(
     world: World, params: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, "N D"]:
     """Mean of the last hidden states over the response."""
-    hidden = world.policy.hidden(params, *whole(world, prompts, responses))[:, world.prompt_tokens :]
-    if world.start is None:
-        return jnp.mean(hidden, axis=1)
-    there = counted(responses, world.end).astype(jnp.float32)[:, :, None]
-    return jnp.sum(hidden.astype(jnp.float32) * there, axis=1) / jnp.sum(there, axis=1)
+
+    def read(prompts, responses):
+        hidden = world.policy.hidden(params, *whole(world, prompts, responses))[:, world.prompt_tokens :]
+        if world.start is None:
+            return jnp.mean(hidden, axis=1)
+        there = counted(responses, world.end).astype(jnp.float32)[:, :, None]
+        return jnp.sum(hidden.astype(jnp.float32) * there, axis=1) / jnp.sum(there, axis=1)
+
+    return in_pieces(world, read, prompts, responses)
 
 
 def last_hidden(world: World, hidden: Float[Array, "N L D"], rows: Rows) -> Float[Array, "N 1 D"]:
@@ -188,7 +200,7 @@ def token_logp(
 ) -> Float[Array, "N T"]:
     """Log-probability of each response token; 0 behind the end."""
     if world.start is not None:
-        return _text_logp(world)(params, prompts, responses)
+        return in_pieces(world, partial(_text_logp(world), params), prompts, responses)
     logp, _ = builders.score_tokens(world.policy, params, whole(world, prompts, responses))
     return jnp.where(counted(responses, world.end), logp[:, world.prompt_tokens :], 0.0)
 
@@ -314,9 +326,11 @@ def learned_from_prompts(
             world, params, tokens, keys, samples=group_size, temperature=temperature, problem_ids=problem_ids
         )
 
+    small, means = "its world is embedded and small", "its judge and its losses take means over the batch"
+    why = small if world.start is None else means
     parts = {
         "policy": world.policy, "problems": table, "sampler": make_uniform(), "prompts_per_step": prompts_per_step,
-        "group_size": group_size, "rollout": roll, "score": score, "whole_batch": "its world is embedded and small",
+        "group_size": group_size, "rollout": roll, "score": score, "whole_batch": why,
     }  # fmt: skip
     return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
 

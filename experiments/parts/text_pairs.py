@@ -9,6 +9,7 @@ cycle (``cycle``) is not.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -141,6 +142,9 @@ def judging(world: strings.World, width: int, size: int, anchor_response: Callab
 
     def hidden_of_two(params: Params, prompts: Array, first: Array, second: Array) -> Array:
         """The hidden state behind a prompt and two responses, what is no token left out, ``[N, D]``."""
+        return strings.in_pieces(world, partial(read, params), prompts, first, second)
+
+    def read(params: Params, prompts: Array, first: Array, second: Array) -> Array:
         real = [prompts != strings.PAD, strings.counted(first, world.end), strings.counted(second, world.end)]
         ask = jnp.full((prompts.shape[0], 1), size - 1, jnp.int32)
         asked = jnp.concatenate([prompts, first, second, ask], axis=1)

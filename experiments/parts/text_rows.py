@@ -252,18 +252,20 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
         hidden = rows.model.policy.hidden(params["model"], *whole)
         return heads.sequence_rewards(params["head"], hidden, whole.segment_ids)
 
+    def read(params: Params, prompts: Array, responses: Array) -> Array:
+        return strings.in_pieces(world, partial(score, params), prompts, responses)
+
     @lru_cache(maxsize=1)
     def trained() -> Params:
         with jax.core.eval_context():
             params = fit_pairs(score, rows, settings)
-            right = score(params, rows.heldout.prompts, rows.heldout.chosen) > score(
-                params, rows.heldout.prompts, rows.heldout.rejected
-            )
+            held = rows.heldout
+            right = read(params, held.prompts, held.chosen) > read(params, held.prompts, held.rejected)
             print(f"judge: a reward model that orders {float(jnp.mean(right.astype(jnp.float32))):.2f} of "
                   f"{len(right)} held-out pairs rightly", flush=True)  # fmt: skip
         return params
 
-    return lambda prompts, responses: score(trained(), prompts, responses)
+    return lambda prompts, responses: read(trained(), prompts, responses)
 
 
 QUESTION = "\n\nIs this a good response? Answer Yes or No: "
@@ -296,7 +298,8 @@ def _by_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
         logits = judge.policy.unembed(params, hidden)
         return logits[:, yes[0]] - logits[:, no[0]]
 
-    return lambda prompts, responses: score(judge.params, prompts, responses)
+    world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+    return lambda prompts, responses: strings.in_pieces(world, partial(score, judge.params), prompts, responses)
 
 
 def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settings: Any) -> Params:

@@ -38,6 +38,7 @@ from jaxrl_llm.models import heads
 
 BETA, CYCLE = 0.1, 1.0
 TABLES, POPULATION = 8, 2048
+PAIRS_AT_ONCE = 32  # of texts, where a gradient is measured
 BETA_KL, PPO_UPDATES = 0.05, 2
 
 
@@ -172,7 +173,11 @@ def terms_of(task: Preferences, settings: Settings, policy, batch):
 def expected_loss(task: Preferences, settings: Settings, policy, params, key):
     """What the arm's loss of labelled pairs is in the mean over labels: the law weighs both of them."""
     pairs = task.draw_pairs(key, POPULATION)
-    rows = pairs.prompts, pairs.chosen, pairs.rejected
+    return reduce.scalars(expected_losses(task, settings, policy, params, tuple(pairs)))
+
+
+def expected_losses(task: Preferences, settings: Settings, policy, params, rows):
+    """``expected_loss`` of each pair, ``[N]``."""
     ref = [strings.sum_logp(task.world, params["reference"], rows[0], x) for x in rows[1:]]
     own = [strings.sum_logp(task.world, policy, rows[0], x) for x in rows[1:]]
     if settings.pair_loss is None:
@@ -181,7 +186,7 @@ def expected_loss(task: Preferences, settings: Settings, policy, params, key):
     else:
         won, lost = settings.pair_loss(*own, *ref).loss, settings.pair_loss(*own[::-1], *ref[::-1]).loss
     first = by_law(task, params, settings.flip_rate, *rows)
-    return reduce.scalars(first * won + (1.0 - first) * lost)
+    return first * won + (1.0 - first) * lost
 
 
 def first_reward(task: Preferences, reference):
@@ -213,23 +218,27 @@ def reward_terms(task: Preferences, settings: Settings, fitted, batch):
 def expected_reward_loss(task: Preferences, settings: Settings, fitted, params, key):
     """As ``expected_loss``, of a reward model."""
     pairs = task.draw_pairs(key, POPULATION)
-    rows = pairs.prompts, pairs.chosen, pairs.rejected
+    return reduce.scalars(expected_reward_losses(task, settings, fitted, params, tuple(pairs)))
+
+
+def expected_reward_losses(task: Preferences, settings: Settings, fitted, params, rows):
+    """``expected_reward_loss`` of each pair, ``[N]``."""
     h = jnp.subtract(*(preference_strings.reward_of(task, fitted, rows[0], x) for x in rows[1:]))
     first = by_law(task, params, settings.flip_rate, *rows)
-    return reduce.scalars(first * settings.phi(h) + (1.0 - first) * settings.phi(-h))
+    return first * settings.phi(h) + (1.0 - first) * settings.phi(-h)
 
 
 def measure(task: Preferences, settings: Settings, params, key):
     """``measure_parts``, and error and variance of the arm's gradient over tables drawn afresh."""
     return preference_strings.measure_parts(task, params, key) | table_figures(
-        task, settings, params, key, params["reference"], terms_of_policy, expected_loss
+        task, settings, params, key, params["reference"], terms_of_policy, expected_loss, expected_losses
     )
 
 
 def measure_reward(task: Preferences, settings: Settings, params, key):
     """The same of the reward model's gradient, and how well it orders fresh pairs."""
     at = first_reward(task, params["reference"])
-    found = table_figures(task, settings, params, key, at, reward_terms, expected_reward_loss)
+    found = table_figures(task, settings, params, key, at, reward_terms, expected_reward_loss, expected_reward_losses)
     quality = preference_strings.reward_quality(
         task, params | {"reward": params["fitted"]}, jax.random.fold_in(key, 32)
     )
@@ -241,8 +250,16 @@ def terms_of_policy(task: Preferences, settings: Settings, policy, batch):
     return terms_of(task, settings, policy, batch)[0]
 
 
-def table_figures(task: Preferences, settings: Settings, params, key, at, terms: Callable, expected: Callable):
-    """``gradient_figures`` of the arm's loss over tables drawn afresh."""
+def table_figures(
+    task: Preferences, settings: Settings, params, key, at, terms: Callable, expected: Callable, each: Callable
+):  # fmt: skip
+    """``gradient_figures`` of the arm's loss over tables drawn afresh.
+
+    Args:
+      expected: loss of the population, and ``each`` that of given pairs.
+    """
+    if task.world.start is not None:
+        return table_figures_of_texts(task, settings, params, key, at, terms, each)
     rows = make_rows(task, settings.pairs, settings.judge, settings.flip_rate)
 
     def gradient(k):
@@ -255,12 +272,46 @@ def table_figures(task: Preferences, settings: Settings, params, key, at, terms:
     return gradient_figures(found, true)
 
 
+def table_figures_of_texts(task: Preferences, settings: Settings, params, key, at, terms: Callable, each: Callable):
+    """``table_figures`` in the memory of three gradients and of some pairs: a loaded model may be large."""
+    rows = make_rows(task, settings.pairs, settings.judge, settings.flip_rate)
+    pairs = tuple(task.draw_pairs(jax.random.fold_in(key, 31), POPULATION))
+    true = gradient_in_parts(lambda p, part: each(task, settings, p, params, part), at, pairs)
+
+    def add(seen, k):
+        found = gradient_in_parts(lambda p, part: terms(task, settings, p, part).loss, at, rows(params, k))
+        off = jax.tree.map(jnp.subtract, found, true)
+        return (jax.tree.map(jnp.add, seen[0], off), seen[1] + square(off)), None
+
+    first = jax.tree.map(jnp.zeros_like, true), jnp.zeros((), jnp.float32)
+    (total, squares), _ = jax.lax.scan(add, first, jax.random.split(jax.random.fold_in(key, 30), TABLES))
+    size, mean = jnp.maximum(square(true), 1e-20), jax.tree.map(lambda x: x / TABLES, total)
+    return {
+        "table/mse": squares / TABLES / size,
+        "table/variance": (squares - TABLES * square(mean)) / (TABLES - 1) / size,
+    }
+
+
+def gradient_in_parts(losses: Callable, at, rows):
+    """The gradient of the mean of ``losses(at, rows) -> [N]``, some rows after the others."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    part = max(n for n in range(1, PAIRS_AT_ONCE + 1) if count % n == 0)
+    apart = jax.tree.map(lambda x: x.reshape(count // part, part, *x.shape[1:]), rows)
+
+    def add(total, some):
+        found = jax.grad(lambda p: jnp.sum(losses(p, some)) / count)(at)
+        return jax.tree.map(jnp.add, total, found), None
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, at), apart)[0]
+
+
+def square(tree):
+    """The sum of all squares."""
+    return sum(jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree))
+
+
 def gradient_figures(found, true):
     """``table/mse`` and ``table/variance`` of stacked gradients ``[K, ...]``, relative to the true one."""
-
-    def square(tree):
-        return sum(jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree))
-
     count = jax.tree.leaves(found)[0].shape[0]
     size = jnp.maximum(square(true), 1e-20)
     off = jax.tree.map(lambda x, t: x - t[None], found, true)

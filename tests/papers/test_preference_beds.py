@@ -13,9 +13,11 @@ import pytest
 from experiments.analysis.parts import input_shift
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
-from experiments.preference import mpo, pairwise_rl, robust_rlhf, safe_constraints, trpa
-from experiments.preference.parts import constraints, knights, noisy_ranker, pair_judges, pair_sources
+from experiments.preference import mpo, pairwise_rl, rlhf_workflow, robust_rlhf, safe_constraints, trpa
+from experiments.preference.parts import constraints, knights, noisy_ranker, pair_judges, pair_sources, varied_lengths
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.experiment.results import ArmResult, Results
+from jaxrl_llm.losses import preference
 from jaxrl_llm.train import online
 from jaxrl_llm.train.plan import keep_reference
 from jaxrl_llm.types import Rewards
@@ -149,6 +151,31 @@ def test_a_fixed_penalty_weighs_cost_and_reward_on_one_scale(scale):
     assert float(multiplier) == singles(0.025)
 
 
+def test_every_seed_walks_in_worlds_of_its_own():
+    params = {"policy": constraints.WORLD.policy.init(jax.random.key(0)), "goal": jnp.ones(5)}
+    stage = constraints.online_stage(
+        constraints.no_cost, shifted=True, multiplier=0.0, rate=0.1, steps=1, prompts_per_step=2, group_size=2,
+        learning_rate=1e-3,
+    )  # fmt: skip
+    asked = []
+    for seed in (1, 2):
+        extras = stage.extras(params, jax.random.key(seed))
+        state = online.init_state(stage.method, params, jax.random.key(3), extras=extras)
+        rows = online.begin(stage.method, state).trajectories
+        found = np.asarray(strings.responses_of(constraints.WORLD, rows)[0])
+        assert (found == np.asarray(extras["worlds"])[np.asarray(rows.problem_ids)]).all()
+        asked.append(found)
+    assert (asked[0] != asked[1]).any(axis=1).all()
+
+
+def test_the_constraint_is_judged_against_the_one_that_lists_dangers():
+    values = {metric: [0.1, 0.2] for metric in safe_constraints.METRICS}
+    made = {name: ArmResult({}, [0, 1], values, {}, 1, 1, 1, 1.0) for name in safe_constraints.ARMS}
+    primary = safe_constraints.claim(Results(made)).primary
+    assert (primary.arm, primary.than, primary.metric) == ("capo", "listed", "shifted/violations")
+    assert safe_constraints.BED.judges == (("capo", "constraint/apart", 0.75),)
+
+
 # --- CycleAlign
 
 
@@ -238,6 +265,66 @@ def test_judges_start_from_one_model_and_offsets_cancel_against_an_anchor():
 
 
 # --- VRPO, more is less, diversity
+
+
+def test_gradients_of_texts_are_measured_in_parts(monkeypatch):
+    """As with all at once: of ``mean (x . p - y)^2`` at a point, over eight tables of four rows and eight true rows."""
+    at, keys = {"p": jnp.asarray([0.5, -1.0])}, jax.random.split(jax.random.fold_in(jax.random.key(3), 30), 8)
+
+    def table(params, key):
+        return jax.random.normal(key, (4, 2)), jax.random.normal(jax.random.fold_in(key, 1), (4,))
+
+    def losses(p, rows):
+        assert rows[0].shape[0] <= 2
+        return (rows[0] @ p["p"] - rows[1]) ** 2
+
+    monkeypatch.setattr(robust_rlhf, "PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr(robust_rlhf, "make_rows", lambda *_: table)
+    population = jax.random.normal(jax.random.key(4), (8, 2)), jnp.zeros((8,))
+    task = toy.STRINGS._replace(draw_pairs=lambda key, n: population)
+    said = robust_rlhf.table_figures_of_texts(
+        task, robust_rlhf.Settings(), {}, jax.random.key(3), at,
+        lambda task, settings, p, rows: preference.PairTerms(losses(p, rows), {}),
+        lambda task, settings, p, params, rows: losses(p, rows),
+    )  # fmt: skip
+    slope = jax.grad(lambda p, rows: jnp.mean((rows[0] @ p["p"] - rows[1]) ** 2))
+    found = [slope(at, table({}, key)) for key in keys]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *found)
+    wanted = robust_rlhf.gradient_figures(stacked, slope(at, population))
+    for name in ("table/mse", "table/variance"):
+        close.assert_near(said[name], wanted[name], terms=64, magnitude=float(wanted["table/mse"]))
+
+
+def test_texts_are_read_some_at_a_time(monkeypatch):
+    """Strings of an embedded world in one piece, as their programs are."""
+    monkeypatch.setattr(strings, "AT_ONCE", 2)
+    seen = []
+
+    def read(prompts, responses):
+        seen.append(prompts.shape[0])
+        return prompts[:, 0] + responses[:, 0]
+
+    world = toy.STRINGS.world
+    rows = jnp.arange(10, dtype=jnp.int32).reshape(5, 2), jnp.ones((5, 3), jnp.int32)
+    for there in (world, world._replace(start=dict)):
+        assert strings.in_pieces(there, read, *rows).tolist() == [1, 3, 5, 7, 9]
+    assert seen == [5, 2, 2, 1]
+    asked, said = toy.draw_behaviour(jax.random.key(0), 5)
+    params = {"model": world.policy.init(jax.random.key(1)), "head": {"weight": jnp.ones((32, 1)), "bias": jnp.ones(1)}}
+    task = toy.STRINGS._replace(world=world._replace(start=dict))
+    sizes = []
+    hidden = world.policy.hidden
+    policy = world.policy._replace(hidden=lambda params, tokens, *rest: sizes.append(len(tokens)) or hidden(
+        params, tokens, *rest))  # fmt: skip
+    task = task._replace(world=task.world._replace(policy=policy))
+    parts = preference_strings.reward_of(task, params, asked, said)
+    close.assert_near(parts, preference_strings.reward_of(toy.STRINGS, params, asked, said), terms=128)
+    assert sizes == [2, 2, 1]
+
+
+def test_a_token_of_own_rows_costs_nothing():
+    assert arms.preset(rlhf_workflow, smoke=False, model="nano").penalty == varied_lengths.LIKING == 0.5
+    assert arms.preset(rlhf_workflow, smoke=False, model="/a/model").penalty == 0.0
 
 
 def test_error_and_variance_of_gradients():

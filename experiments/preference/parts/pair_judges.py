@@ -116,8 +116,13 @@ def accuracy(task: Preferences, score: Callable[..., Array], judge: Params, key:
 
 def scalar(task: Preferences, judge: Params, prompts: Array, responses: Array) -> Array:
     """A Bradley-Terry reward at the last token, ``[N]``."""
-    rows = strings.whole(task.judging.alone, prompts, responses)
-    return heads.sequence_rewards(judge["head"], task.judging.policy.hidden(judge["model"], *rows), rows.segment_ids)
+
+    def read(prompts, responses):
+        rows = strings.whole(task.judging.alone, prompts, responses)
+        hidden = task.judging.policy.hidden(judge["model"], *rows)
+        return heads.sequence_rewards(judge["head"], hidden, rows.segment_ids)
+
+    return strings.in_pieces(task.judging.alone, read, prompts, responses)
 
 
 def bradley_terry(task: Preferences, judge: Params, prompts: Array, first: Array, second: Array) -> Array:
