@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 from experiments.parts import preference_task as toy
 from experiments.preference import mpo, u2a
-from experiments.preference.parts import negatives, noisy_ranker, pair_judges, requests
+from experiments.preference.parts import negatives, noisy_ranker, pair_judges, pair_sources, requests
 from experiments.preference.parts import spurious_steps as sums
 from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.losses import preference, ranking, supervised
@@ -300,7 +301,13 @@ def test_requests():
     text = requests.write(jax.random.key(2), asked, skill=0.5, refusal=1.0, style=26)
     assert requests.refused(text).all()
     close.assert_share((text == 26).mean(), 1 / 6, text.size)
-    assert not (requests.stripped(text) == 26).any() and requests.refused(requests.stripped(text)).all()
+    key, plain = jax.random.key(3), partial(pair_sources.stronger, jax.random.key(3), asked, 0, style=None)
+    habit = pair_sources.stronger(key, asked, 0, style=26)
+    own = jnp.zeros((*asked.shape[:1], 4, habit.shape[1]), jnp.int32)
+    said, _, _ = pair_sources.from_strong_plain(key, asked, own, habit[:, None], plain)
+    assert (habit == 26).any() and bool(((said == habit) | (habit == 26)).all()), "the same text but for the habit"
+    # a base has read what stands in its place: tokens of 4 .. 23, and refusals
+    assert bool(((said >= 4) & (said < 24) | (said == requests.REFUSE)).all())
     assert float(requests.attack_success(asked, text)) == 0.0
     assert set(requests.score(asked, text).tolist()) == {5.0}
 

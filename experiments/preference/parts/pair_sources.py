@@ -1,7 +1,7 @@
 """Where preference pairs come from: one's own samples, stronger writers, or a pool of both; over toy requests."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,23 @@ from jaxrl_llm.metrics import probes
 from jaxrl_llm.types import Key, Params
 
 SAMPLES = 4
+Triple = tuple[Array, Array, Array]
 
 
 def candidates(task: Preferences, params: Params, key: Key, prompts: Array) -> tuple[Array, Array]:
     """Own samples ``[N, 4, T]`` and the responses of two stronger writers ``[N, 2, T]``."""
     own = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 1), samples=SAMPLES)
-    strong = [
-        requests.write(jax.random.fold_in(key, 2 + k), prompts, skill=0.7, refusal=0.9, style=style)
-        for k, style in enumerate(requests.STYLES[1:])
-    ]
+    strong = [stronger(key, prompts, k, style=style) for k, style in enumerate(requests.STYLES[1:])]
     return own.reshape(prompts.shape[0], SAMPLES, -1), jnp.stack(strong, axis=1)
+
+
+def stronger(key: Key, prompts: Array, writer: int, *, style: int | None) -> Array:
+    """What the first or the second stronger writer says, ``[N, T]``; without a style the same, less the habit."""
+    return requests.write(jax.random.fold_in(key, 2 + writer), prompts, skill=0.7, refusal=0.9, style=style)
+
+
+# Pairs ``(key, prompts, own [N, 4, T], strong [N, 2, T], plain) -> (chosen, rejected, kept)``; ``plain()`` is what the
+# first stronger writer says without its habit.
 
 
 def ranked(key: Key, prompts: Array, many: Array) -> tuple[Array, Array, Array]:
@@ -37,31 +44,31 @@ def ranked(key: Key, prompts: Array, many: Array) -> tuple[Array, Array, Array]:
     return pair_choice.pick(many, chosen), pair_choice.pick(many, rejected), kept
 
 
-def from_self(key: Key, prompts: Array, own: Array, strong: Array) -> tuple[Array, Array, Array]:
+def from_self(key: Key, prompts: Array, own: Array, strong: Array, plain: Callable) -> Triple:
     """The best and the worst of one's own."""
     return ranked(key, prompts, own)
 
 
-def from_strong(key: Key, prompts: Array, own: Array, strong: Array) -> tuple[Array, Array, Array]:
+def from_strong(key: Key, prompts: Array, own: Array, strong: Array, plain: Callable) -> Triple:
     """A stronger writer's over an own one."""
     return strong[:, 0], own[:, 0], jnp.ones(own.shape[:1], bool)
 
 
-def from_pool(key: Key, prompts: Array, own: Array, strong: Array) -> tuple[Array, Array, Array]:
+def from_pool(key: Key, prompts: Array, own: Array, strong: Array, plain: Callable) -> Triple:
     """The best and the worst of all."""
     return ranked(key, prompts, jnp.concatenate([own, strong], axis=1))
 
 
-def from_both(key: Key, prompts: Array, own: Array, strong: Array) -> tuple[Array, Array, Array]:
+def from_both(key: Key, prompts: Array, own: Array, strong: Array, plain: Callable) -> Triple:
     """Half of the pairs from oneself, half with a stronger writer."""
     half = jnp.arange(own.shape[0]) % 2 == 0
-    both = from_self(key, prompts, own, strong), from_strong(key, prompts, own, strong)
+    both = from_self(key, prompts, own, strong, plain), from_strong(key, prompts, own, strong, plain)
     return jax.tree.map(lambda a, b: jnp.where(half.reshape((-1,) + (1,) * (a.ndim - 1)), a, b), *both)
 
 
-def from_strong_plain(key: Key, prompts: Array, own: Array, strong: Array) -> tuple[Array, Array, Array]:
-    """``from_strong`` without the writer's habit."""
-    return from_strong(key, prompts, own, requests.stripped(strong.reshape(-1, strong.shape[2])).reshape(strong.shape))
+def from_strong_plain(key: Key, prompts: Array, own: Array, strong: Array, plain: Callable) -> Triple:
+    """``from_strong`` of a writer without its habit: where it would stand are tokens as all others."""
+    return plain(), own[:, 0], jnp.ones(own.shape[:1], bool)
 
 
 @lru_cache(maxsize=8)
@@ -71,7 +78,8 @@ def make_pairs(task: Preferences, prompts: int, source: Callable) -> Callable[[P
     def found(params, key):
         asked = requests.draw_prompts(jax.random.fold_in(key, 0), prompts)
         own, strong = candidates(task, params, key, asked)
-        chosen, rejected, kept = source(jax.random.fold_in(key, 9), asked, own, strong)
+        plain = partial(stronger, key, asked, 0, style=None)
+        chosen, rejected, kept = source(jax.random.fold_in(key, 9), asked, own, strong, plain)
         return toy.Pairs(asked, chosen, rejected), kept
 
     return found

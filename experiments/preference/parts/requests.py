@@ -75,9 +75,3 @@ def draw_behaviour(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N
     """What the base has read: little skill, half of the unsafe requests refused."""
     prompts = draw_prompts(jax.random.fold_in(key, 0), n)
     return prompts, write(jax.random.fold_in(key, 1), prompts, skill=0.2, refusal=0.5, style=None)
-
-
-def stripped(responses: Int[Array, "N T"]) -> Int[Array, "N T"]:
-    """Responses with every habit replaced by one neutral token."""
-    habit = (responses >= STYLES[0]) & (responses <= STYLES[-1])
-    return jnp.where(habit, toy.STYLE, responses)
