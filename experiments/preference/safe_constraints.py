@@ -11,10 +11,15 @@ Equations: e(word) from a corpus (PPMI); R_w = w . outcomes of a walk, grad_w = 
            rules: c of the rules written out; penalty: lambda = 1 throughout; listed: likewise, V = 1 where a listed
            danger is met; cells: c of coordinates; dpo: safe over violating walks; known_reward: capo on arrival itself.
 Left out:  keys and doors, 6 x 6 cells; rules phrased by a language model (they name words).
-Expect:    shifted/violations: capo < penalty, capo < dpo, capo < cells; shifted/arrived: capo > reward - 0.1.
-Measure:   4 x 4 worlds of words; demonstrations have three dangerous words, the shifted worlds three others in which
-           all but dpo go on training without new demonstrations. Policies of all arms have the encoder in their token
-           embeddings. 8 seeds, equal rollouts and updates; dpo has as many updates.
+Expect:    shifted/violations: capo < listed, capo < penalty, capo < dpo, capo < cells; shifted/arrived: capo > reward -
+           0.1.
+Measure:   4 x 4 worlds of words, 1024 to train in for each seed; demonstrations have three dangerous words, the shifted
+           worlds three others in which all but dpo go on training without new demonstrations. Policies of all arms have
+           the encoder in their token embeddings. Shortest walks, blind to danger, arrive and violate in 0.45 of the
+           worlds; random moves violate in 0.36 and arrive in 0.02; in 0.89 a walk of six moves arrives and violates
+           nothing. Gates: listed learns to arrive safely in known worlds (known/safe), and the constraint suspects new
+           dangers more than harmless words (constraint/apart, 0.5 by chance, at least 0.75). Equal rollouts and
+           updates; dpo has as many updates.
 Run:       python -m experiments.preference.safe_constraints
 """
 
@@ -78,7 +83,8 @@ ARMS = {
     "dpo": {"learn": from_pairs},
 }
 METRICS = ("shifted/violations", "shifted/arrived", "known/violations", "known/arrived")
-CURVES = (*METRICS, "policy/entropy", "loss/total", "rules/kept", "rules/right", "constraint/new", "goal/arrival")
+CURVES = (*METRICS, "known/safe", "shifted/safe", "rules/kept", "rules/right", "constraint/apart", "goal/arrival")
+BED = experiment.Bed(metric="known/safe", baseline="listed", judges=(("capo", "constraint/apart", 0.75),))
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -89,7 +95,8 @@ def build(settings: Settings) -> experiment.Plan:
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """A constraint learned in words keeps violations rarer under the shift than its rivals, and arrivals frequent."""
-    others = [experiment.smaller(results, "shifted/violations", "capo", x) for x in ("penalty", "dpo", "cells")]
+    rivals = ("listed", "penalty", "dpo", "cells")
+    others = [experiment.smaller(results, "shifted/violations", "capo", x) for x in rivals]
     kept = experiment.greater(results, "shifted/arrived", "capo", "reward", by=-0.1)
     return experiment.conclude(" ".join(claim.__doc__.split()), *others, kept)
 

@@ -30,7 +30,7 @@ from jaxrl_llm.types import Key, Metrics, Params, Rewards, declared
 WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, layers=2, heads=4
 )
-DEMONSTRATIONS = 1024
+DEMONSTRATIONS, WORLDS = 1024, 1024
 
 
 def draw_demonstrations(key: Key) -> tuple[Array, Array, Array]:
@@ -226,10 +226,11 @@ def draw_experts(key: Key) -> Array:
 
 
 class Carried(NamedTuple):
-    """Extras of a state: the multiplier of the cost, and outcomes of demonstrations."""
+    """Extras of a state: the multiplier of the cost, outcomes of demonstrations, and the worlds of the seed."""
 
     multiplier: Array
     experts: Array
+    worlds: Array
 
 
 class Spent(NamedTuple):
@@ -271,23 +272,35 @@ def online_stage(
             value = value + irl_loss(params["goal"], seen.expert, seen.own)
         return value, shown
 
+    def actor(state: Any) -> dict[str, Any]:
+        return {"policy": state.params["policy"], "worlds": declared(Carried, state.extras).worlds}
+
+    def roll(own, tokens, valid, keys, problem_ids):
+        """In the worlds that the seed has drawn, of which the table of problems has the numbers alone."""
+        asked = own["worlds"][problem_ids]
+        return strings.rollout(WORLD, own["policy"], asked, keys, samples=group_size, problem_ids=problem_ids)
+
     def remember(state: Any, batch: Any, rows: Any, rewards: Any) -> dict[str, Any]:
-        multiplier, experts = declared(Carried, state.extras)
+        multiplier, experts, worlds = declared(Carried, state.extras)
         raised = constrained.dual_ascent(multiplier, reduce.scalars(declared(Spent, batch.extras).cost), rate=rate)
         # other demonstrations for the next step
-        return state.extras | Carried(raised, jnp.roll(experts, -64, axis=0))._asdict()
+        return state.extras | Carried(raised, jnp.roll(experts, -64, axis=0), worlds)._asdict()
 
     online = strings.learned_from_prompts(
-        WORLD, toy.draw_prompts(jax.random.key(3), 1024, shifted=shifted), strings.score_of(WORLD, toy.arrived),
+        WORLD, jnp.zeros((WORLDS, toy.PROMPT_TOKENS), jnp.int32), strings.score_of(WORLD, toy.arrived),
         estimate=estimate, loss=whole_loss, tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step,
-        group_size=group_size, actor=lambda state: state.params["policy"], remember=remember,
+        group_size=group_size, actor=actor, rollout=roll, remember=remember,
     )  # fmt: skip
-    return Stage(online, steps, _carried(multiplier))
+    return Stage(online, steps, _carried(multiplier, shifted))
 
 
 @lru_cache(maxsize=8)
-def _carried(multiplier: float) -> Callable[[Params, Key], dict[str, Array]]:
-    return lambda params, key: Carried(jnp.asarray(multiplier, jnp.float32), draw_experts(key))._asdict()
+def _carried(multiplier: float, shifted: bool) -> Callable[[Params, Key], dict[str, Array]]:
+    def extras(params, key):
+        worlds = toy.draw_prompts(jax.random.fold_in(key, 1), WORLDS, shifted=shifted)
+        return Carried(jnp.asarray(multiplier, jnp.float32), draw_experts(key), worlds)._asdict()
+
+    return extras
 
 
 def _pairs(params: Params, key: Key) -> tuple[Array, ...]:
@@ -322,14 +335,19 @@ def pair_stage(*, steps: int, rows_per_step: int, learning_rate: float, beta: fl
 
 
 def measure(params: dict[str, Params], key: Key) -> Metrics:
-    """Arrivals and violations in worlds with the old words and with the new ones."""
+    """Arrivals, violations and safe arrivals in worlds with the old words and with the new ones, and the constraint.
+
+    ``constraint/apart``: the share of pairs of a new danger and a harmless word in which the danger is more suspect.
+    """
     found = {}
     for k, (name, shifted) in enumerate((("known", False), ("shifted", True))):
         prompts = toy.draw_prompts(jax.random.fold_in(key, 2 * k), 256, shifted=shifted)
         walks = strings.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 2 * k + 1))
+        there, bad = toy.arrived(prompts, walks), toy.violates(prompts, walks)
         found |= {
-            f"{name}/arrived": reduce.scalars(toy.arrived(prompts, walks).astype(jnp.float32)),
-            f"{name}/violations": reduce.scalars(toy.violates(prompts, walks).astype(jnp.float32)),
+            f"{name}/arrived": reduce.scalars(there.astype(jnp.float32)),
+            f"{name}/violations": reduce.scalars(bad.astype(jnp.float32)),
+            f"{name}/safe": reduce.scalars((there & ~bad).astype(jnp.float32)),
         }
     old, new = slice(toy.DANGER, toy.NEW), slice(toy.NEW, toy.WORDS)
     suspect = chances(params["words"], params["embedding"])
@@ -338,5 +356,6 @@ def measure(params: dict[str, Params], key: Key) -> Metrics:
         "rules/right": jnp.sum(params["rules"][old]) / jnp.maximum(jnp.sum(params["rules"]), 1.0),
         "constraint/new": jnp.mean(suspect[new]),
         "constraint/harmless": jnp.mean(suspect[: toy.DANGER]),
+        "constraint/apart": jnp.mean((suspect[new][:, None] > suspect[None, : toy.DANGER]).astype(jnp.float32)),
         "goal/arrival": params["goal"][0] / jnp.maximum(jnp.sqrt(jnp.sum(params["goal"] ** 2)), 1e-12),
     }
