@@ -286,7 +286,8 @@ def keeping_of(
     if options.loop == "fused" and on_host:
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
-    if not plan.stages or not (on_host or options.loop in ("host", "async")):
+    leaves = plan.stages or plan.finish is not plans.as_trained  # untrained, and yet another model than before
+    if not leaves or not (on_host or options.loop in ("host", "async")):
         if options.layout in ("packed", "tree"):
             raise UserError(f"--layout {options.layout} is planned on the host: give --loop host with it, or drop it")
         if settings.offload:
