@@ -9,11 +9,13 @@ Equations: inner: sum_i w_i log pi(y_i) + NLL of retained text; value: -<grad J,
            256 samples; with --reward-steps N of a Bradley-Terry model of labelled pairs, as good as rm/accuracy and
            rm/correlation say, and in the record of the true reward.
 Left out:  the paper's own stopping rule, in whose place a round stands that changes nothing (in every round of the
-           record one of 256 negatives is positive).
-Expect:    eval/gold at eval/kl 1.5: u2a > random and u2a > all; eval/perplexity of retained text there: u2a < all.
+           first records one of 256 negatives is positive).
+Expect:    eval/gold at eval/kl 1: u2a > random and u2a > all; eval/perplexity of retained text there: u2a < all.
            npo over all (4.08) and dpo on pairs (4.79) beat u2a (3.01) in the first record: both are parts here.
-Measure:   true reward on fresh prompts, perplexity of the behaviour's text; 256 negatives, half of them harmless text
-           with duplicates. 8 seeds, equal updates.
+Measure:   true reward of four samples on each of 512 fresh prompts, perplexity of the behaviour's text; 256 negatives,
+           half of them harmless text with duplicates. unlearn/bad: the share of the weight that lies on the half that
+           is bad, of which random has one half. At 1.5 nats, where it was read before, most runs had ended. 8 seeds,
+           equal updates.
 Run:       python -m experiments.preference.u2a
 """
 
@@ -86,8 +88,8 @@ ARMS = {
     "npo": {"weigh": negatives.uniform, "bounded": 0.1},
     "dpo": {"learn": from_pairs},
 }
-METRICS = ("eval/gold", "eval/perplexity", "eval/unseen", "unlearn/used")
-CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/drift")
+METRICS = ("eval/gold", "eval/perplexity", "eval/unseen", "unlearn/used", "unlearn/bad")
+CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/bad", "unlearn/drift")
 
 
 def true_reward(task: Preferences, params: Params) -> Callable[[Array, Array], Array]:
@@ -118,7 +120,7 @@ def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, worth: C
         values = negatives.marginal_values(lambda p: strings.sum_logp(task.world, p, prompts, bad), policy, gain)
         ref = strings.sum_logp(task.world, params["reference"], prompts, bad)
         weights = weigh(values, keys[3], keep) * (pool / keep)
-        return prompts, bad, kept, weights, ref, negatives.goes_on(weights)
+        return prompts, bad, kept, weights, ref, negatives.goes_on(weights), jnp.arange(pool) % 2 == 0
 
     return rows
 
@@ -127,7 +129,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     """Rounds: score, choose, unlearn."""
 
     def loss(params, extras, batch):
-        prompts, bad, kept, weights, ref, goes_on = batch
+        prompts, bad, kept, weights, ref, goes_on, harms = batch
         logp = strings.sum_logp(task.world, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
         down, retained = jnp.split(logp, 2)
         terms = supervised.ascent_loss(down, weights)
@@ -136,6 +138,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         value = reduce.scalars(terms.loss) - settings.retain * reduce.scalars(goes_on * retained)
         return value / task.world.response_tokens, {
             "unlearn/used": reduce.scalars((weights > 0).astype(jnp.float32)),
+            "unlearn/bad": jnp.sum(jnp.where(harms, weights, 0.0)) / jnp.maximum(jnp.sum(weights), 1e-6),
             "unlearn/drift": reduce.scalars(down - ref),
             "unlearn/stopped": 1.0 - reduce.scalars(goes_on),
             "tokens/trained": jnp.asarray(2.0 * bad.size, jnp.float32),
@@ -146,12 +149,14 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     start = preference_strings.make_start(
         task, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps
     )
-    return experiment.Plan(start, (stage,) * settings.rounds, strings.bound(preference_strings.measure_text, task))
+    number = preference_strings.evaluated(task)
+    measure = strings.bound(preference_strings.measure_text, task, evaluated=number)
+    return experiment.Plan(start, (stage,) * settings.rounds, measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """Weighted negatives align better than random ones and than all, and retained text stays likelier than with all."""
-    fixed = experiment.at("eval/kl", 1.5)
+    fixed = experiment.at("eval/kl", 1.0)
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/gold", "u2a", "random", step=fixed),
