@@ -45,6 +45,7 @@ class Part(NamedTuple):
     planned: int = 0  # seeds that ran, also those without a value
     short: int = 0  # runs of both arms that end before the budget at which they are compared
     along: Along | None = None  # where on their curves they are compared; None: at a step, or at the end
+    fallen: bool = False  # the rival ends worse than it began: what is ahead of it need not be good
 
 
 class Judged(NamedTuple):
@@ -70,6 +71,7 @@ class Judged(NamedTuple):
     short: int = 0  # runs of both arms that end before the budget of the text, and count with their last value
     budget: str = ""  # the curve along which the arms are compared, up to ``spent``; empty: at a step, or at the end
     spent: float = math.nan
+    fallen: bool = False  # the rival of a secondary part ends worse than it began
 
     def __str__(self) -> str:
         interval = f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
@@ -77,7 +79,9 @@ class Judged(NamedTuple):
         d_star = "" if math.isnan(self.d_star) else f", {'below ' * self.small}d* {self.d_star:.3g}"
         failed = f", {self.diverged} diverged" if self.diverged else ""
         ends = f", {self.short} of {2 * self.n} runs end before that, at their last value" if self.short else ""
-        return f"{self.text}: {interval} (n={self.n}, {cover}{d_star}, better in {self.improvement:.2f}{failed}{ends})"
+        fell = f", {self.than} {'below' if self.sign > 0 else 'above'} its start" if self.fallen else ""
+        better = f"better in {self.improvement:.2f}"
+        return f"{self.text}: {interval} (n={self.n}, {cover}{d_star}, {better}{failed}{ends}{fell})"
 
 
 class Claim(NamedTuple):
@@ -165,7 +169,18 @@ def _difference(results: Results, metric: str, arm: str, other: str, step, text:
     ends = sum(results.short(name, at, seeds) for name, at in zip((arm, other), steps, strict=True))
     more |= {"diverged": diverged, "planned": planned, "short": ends}
     more["along"] = step if isinstance(step, Along) else None
+    more["fallen"] = arm != other and "kind" not in more and _fallen(results, metric, other, right, more.get("sign", 1))
     return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - right, **more)
+
+
+def _fallen(results: Results, metric: str, arm: str, ends: np.ndarray, sign: int) -> bool:
+    """Whether an arm is read where the whole 95 % interval of its gain lies on the wrong side of zero."""
+    curve = results.arms[arm].curves.get(metric)
+    if curve is None or curve["step"][0] != 0 or len(curve["values"]) != len(ends):
+        return False
+    gains = sign * (ends - np.asarray(curve["values"], np.float64)[:, 0])
+    found = verdicts.bounds(gains[np.isfinite(gains)])
+    return found.n > 1 and found.high < 0
 
 
 def _at(step) -> str:
@@ -294,6 +309,7 @@ def judge(part: Part, level: float, *, rejected: bool = True) -> Judged:
         part.text, part.metric, part.arm, part.than, verdict, found.mean, found.low, found.high, found.n, found.level,
         d_star, part.sign, part.by, part.kind, share, part.diverged, bool(small),
         part.short, part.along.budget if part.along else "", part.along.level if part.along else math.nan,
+        part.fallen,
     )  # fmt: skip
 
 
@@ -313,7 +329,7 @@ def conclude(statement: str, primary: Part, *secondary: Part) -> Claim:
     if primary.kind == "difference" and primary.by < 0:
         raise ValueError(f"primary part {primary.text!r}: 'not worse by' is no headline; test better as better (by=0)")
     level = verdicts.level_at(primary.planned, primary.looks)
-    first = judge(primary, level)
+    first = judge(primary._replace(fallen=False), level)  # that the baseline falls is the bed's to say
     corrected = verdicts.holm([_two_sided(part) for part in secondary], level)
     others = tuple(judge(part, x, rejected=yes) for part, (x, yes) in zip(secondary, corrected, strict=True))
     return Claim(statement, first.verdict, first, others)

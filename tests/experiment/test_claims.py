@@ -282,6 +282,24 @@ def test_controls_and_judges_are_looked_at_first():
     assert "too near chance" in beds.problems(found, claim, near_chance)[0]
 
 
+def test_a_rival_that_falls_below_its_start_is_named():
+    """Of a secondary part, where less is better a rise; one seed in three that fell says nothing."""
+
+    def falls(*ends):
+        return arm(list(ends), curve={0: [0.5, 0.52, 0.51], 5: [0.5] * 3, 9: list(ends)})
+
+    found = Results({"method": arm([0.7, 0.71, 0.73]), "base": falls(0.6, 0.62, 0.6), "low": falls(0.1, 0.12, 0.1),
+                     "mixed": falls(0.1, 0.6, 0.55)})  # fmt: skip
+    parts = [greater(found, "eval/accuracy", "method", name) for name in ("base", "low", "mixed")]
+    claim = conclude("better", parts[1], *parts)
+    assert [part.fallen for part in claim.parts] == [False, False, True, False]
+    assert str(claim.secondary[1]).endswith("better in 1.00, low below its start)")
+    assert "its start" not in str(claim.primary) + str(claim.secondary[0]) + str(claim.secondary[2])
+    less = conclude("less", parts[0], smaller(found, "eval/accuracy", "low", "base"))
+    assert str(less.secondary[0]).endswith("better in 1.00, base above its start)")
+    assert claim.verdict == conclude("better", parts[1]).verdict == "supported here"
+
+
 @pytest.mark.parametrize(("begins", "said"), [(4, ""), (5, "in 1 of 3 runs"), (9, "in 2 of 3 runs")])
 def test_an_arm_is_read_within_its_last_stage(begins, said):
     spent = {"step": [0, 5, 9, 12], "values": [[0.0, 4.0, 1.0, 9.0], [0.0, 1.0, 4.5, 5.0], [0.0, math.nan, 2.0, 3.0]]}
