@@ -13,7 +13,7 @@ Expect:    eval/broken: step_dpo > rft, step_dpo > dpo, step_dpo > shuffled; eva
 Measure:   sums modulo 5. Behind a cue the base leaves the last digit out; in training problems that digit is 0 there in
            80 %, so that the spurious step pays, in broken test problems never. 256 problems, twice, for each arm;
            equal updates. base is measured only: the bed is invalid unless it follows the cue (eval/gap, cued less
-           broken, at least 0.1) and solves between 0.3 and 0.7.
+           broken, at least 0.1) and solves 0.3 at least.
 Run:       python -m experiments.preference.negative_synthetic
 """
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.parts import preference_task as toy
+from experiments.parts import strings
 from experiments.preference import mpo, u2a
 from experiments.preference.parts import negatives, noisy_ranker, pair_judges, pair_sources, requests
 from experiments.preference.parts import spurious_steps as sums
@@ -289,6 +290,31 @@ def test_cued_problems_and_prefixes():
     whole = sums.logp_from(sums.SUMS, params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
     parts = [sums.logp_from(sums.SUMS, params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
     assert (whole < parts[0]).all() and not parts[1].any()
+
+
+def test_steps_of_texts_begin_by_the_length_of_each(monkeypatch):
+    """Prefixes of different lengths stand behind what is no token, and go on where each was cut."""
+    world = strings.make_world(20, 3, 8, end=19)._replace(start=dict, ends=(19,))
+
+    def begins(said):
+        length = jnp.sum(strings.spoken(world, said).astype(jnp.int32), axis=1, keepdims=True)
+        return length * jnp.arange(4, dtype=jnp.int32)[None, :] // 4
+
+    task = sums.SUMS._replace(world=world, begins=begins)
+    prompts = jnp.asarray([[-1, 1, 2], [1, 2, 3]], jnp.int32)
+    said = jnp.asarray([[4, 5, 6, 19, 19, 19, 19, 19], [4, 5, 6, 7, 8, 9, 10, 11]], jnp.int32)
+    assert begins(said).tolist() == [[0, 1, 2, 3], [0, 2, 4, 6]]
+    asked = []
+
+    def sample(world, params, prefix, key, *, samples):
+        asked.append((world.prompt_tokens, prefix.tolist()))
+        return jnp.tile(jnp.arange(12, 20, dtype=jnp.int32)[None], (prefix.shape[0] * samples, 1))
+
+    monkeypatch.setattr(strings, "sample", sample)
+    found = sums.completions_from(task, {}, prompts, said, begins(said)[:, 2], 4, jax.random.key(0), 2)
+    assert asked == [(7, [[-1, -1, -1, 1, 2, 4, 5], [1, 2, 3, 4, 5, 6, 7]])]
+    assert found[0, 1].tolist() == [4, 5, 12, 13, 14, 15, 16, 17]
+    assert found[1, 0].tolist() == [4, 5, 6, 7, 12, 13, 14, 15]
 
 
 # --- more is less, MPO

@@ -71,7 +71,8 @@ def draw_attempts(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N 
 class Steps(NamedTuple):
     """Problems whose responses are written step by step: sums of this module, or problems of one's own.
 
-    ``places`` are the columns of a response at which its steps begin, ``column(steps)`` those of given steps.
+    ``places`` are the columns of a response at which its steps begin, ``column(steps)`` those of given steps. Where
+    responses are of different lengths, ``begins(responses) -> [N, S]`` has the columns of each, none beyond ``places``.
     """
 
     world: strings.World
@@ -82,6 +83,7 @@ class Steps(NamedTuple):
     draw_prompts: Callable[..., Array]
     draw_training: Callable[..., Array]
     draw_attempts: Callable[..., tuple[Array, Array]]
+    begins: Callable[[Array], Array] | None = None
 
 
 SUMS = Steps(
@@ -123,11 +125,31 @@ def completions(
     return whole.reshape(prompts.shape[0], samples, -1)
 
 
+def completions_from(
+    task: Steps, params: Params, prompts: Array, responses: Array, begin: Array, most: int, key: Key, samples: int
+) -> Array:
+    """``completions`` of texts from the first ``begin [N]`` tokens of each response, at most ``most`` of them."""
+    columns, width = jnp.arange(responses.shape[1])[None, :], prompts.shape[1] + most
+    kept = jnp.where(columns < begin[:, None], responses, strings.PAD)[:, :most]
+    prefix = jnp.concatenate([prompts, kept], axis=1)
+    order = jnp.argsort(prefix != strings.PAD, axis=1, stable=True)  # what is no token comes first
+    prefix = jnp.take_along_axis(prefix, order, axis=1)
+    drawn = strings.sample(task.world._replace(prompt_tokens=width), params, prefix, key, samples=samples)
+    said, first = (jnp.repeat(x, samples, axis=0) for x in (responses, begin[:, None]))
+    later = jnp.take_along_axis(drawn, jnp.maximum(columns - first, 0), axis=1)
+    return jnp.where(columns < first, said, later).reshape(prompts.shape[0], samples, -1)
+
+
 def prefix_values(task: Steps, params: Params, prompts: Array, responses: Array, key: Key, *, samples: int = 4):
     """``(values [N, S + 1], completions [N, S, samples, T])``: the mean success of rollouts from every prefix."""
     values, drawn = [], []
     for step, place in enumerate(task.places):
-        found = completions(task, params, prompts, responses, place, jax.random.fold_in(key, step), samples)
+        own = jax.random.fold_in(key, step)
+        if task.begins is None:
+            found = completions(task, params, prompts, responses, place, own, samples)
+        else:
+            begin = task.begins(responses)[:, step]
+            found = completions_from(task, params, prompts, responses, begin, place, own, samples)
         hits = task.right(jnp.repeat(prompts, samples, axis=0), found.reshape(-1, responses.shape[1]))
         values.append(jnp.mean(hits.reshape(-1, samples).astype(jnp.float32), axis=1))
         drawn.append(found)
@@ -153,7 +175,11 @@ def step_pairs(
     hits = task.right(jnp.repeat(prompts, others.shape[1], axis=0), flat).reshape(others.shape[:2])
     chosen = jnp.take_along_axis(others, jnp.argmax(hits, axis=1)[:, None, None], axis=1)[:, 0]
     wrong = ~task.right(prompts, responses)
-    return StepPairs(prompts, chosen, responses, task.column(start), wrong & jnp.any(hits, axis=1))
+    if task.begins is None:
+        column = task.column(start)
+    else:
+        column = jnp.take_along_axis(task.begins(responses), start[:, None], axis=1)[:, 0]
+    return StepPairs(prompts, chosen, responses, column, wrong & jnp.any(hits, axis=1))
 
 
 def first_pit(advantages: Array, key: Key) -> Array:
