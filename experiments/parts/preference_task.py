@@ -186,6 +186,8 @@ class Preferences(NamedTuple):
     the number of its tokens. ``liked`` is what labels go by, ``style`` the token that only looks good, ``seen`` and
     ``strange`` make prompts of training and others of given ones, ``meanings(prompts, responses) -> [N, 2]`` counts
     what is said, ``lengths(responses) -> [N]`` tokens. ``judging``: None where an experiment has no judge of pairs.
+    ``spread(gold)`` is the unit of an error that an experiment adds to the truth, 0 where no error is to be added;
+    None: 1.
     """
 
     world: strings.World
@@ -211,6 +213,7 @@ class Preferences(NamedTuple):
     meanings: Callable[[Array, Array], Array]
     lengths: Callable[[Array], Array]
     judging: Judging | None = None
+    spread: Callable[[Array], Array] | None = None
 
 
 def meanings(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Int[Array, "N 2"]:

@@ -123,6 +123,11 @@ def preferences(rows: text_rows.Rows, settings: Any) -> Preferences:
         there = strings.counted(responses, end) & (responses != end)
         return jnp.sum(there.astype(jnp.float32), axis=1)
 
+    asked = bool(settings.judge or settings.judge_model)  # it errs by itself
+
+    def spread(scores: Float[Array, "*B"]) -> Float[Array, ""]:
+        return jnp.zeros(()) if asked else jnp.std(scores)
+
     world = text_rows.world_maker(rows, settings)(size, every[0].shape[1], every[1].shape[1])
     width = model.config.hidden_size
     return Preferences(
@@ -133,6 +138,7 @@ def preferences(rows: text_rows.Rows, settings: Any) -> Preferences:
         seen=lambda prompts: prompts, strange=strange, meanings=meanings,
         disputed=lambda prompts: jnp.zeros((prompts.shape[0], 1), bool),
         lengths=lengths,
+        spread=spread,
         judging=judging(world, width, size, lambda prompts: every[1][number_of(prompts)]),
     )  # fmt: skip
 

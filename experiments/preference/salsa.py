@@ -10,7 +10,8 @@ Equations: ref = alpha theta_a + (1 - alpha) theta_b, leaf by leaf; theta_a and 
 Left out:  the map of rewards in the plane of three models: soup and its parents are its corners.
 Expect:    eval/gold: salsa > ref_a, salsa > broken (average with an unrelated start); eval/kl salsa > ref_a (the policy
            moves further at one beta); ood/gold: salsa > ref_a; eval/gold salsa_low > ref_a_low.
-Measure:   true reward on prompts like those of training, and on the others; reward model of 65536 labels, 10 % flipped
+Measure:   true reward on uniform prompts, of which a quarter have the 3 that no training saw (eval/gold), and on those
+           with it alone (ood/gold); reward model of 65536 labels, 10 % flipped
            (gate: rm/accuracy 0.8, rm/within 0.5). soup and parent are not trained. eval/kl is to theta_a. The
            secondary part at eval/kl 4 asks whether the gain is more than a longer way. Equal updates and rollouts.
 Run:       python -m experiments.preference.salsa
@@ -100,6 +101,17 @@ def draw_chosen(task: Preferences, key, n: int):
     return pairs.prompts, pairs.chosen
 
 
+def unrelated(task: Preferences, key):
+    """A start that has nothing in common with the others: of loaded weights the same numbers in another order."""
+    fresh = task.world.policy.init(key)
+    if task.world.start is None:
+        return fresh
+    leaves, tree = jax.tree.flatten(fresh)
+    keys = jax.random.split(key, len(leaves))
+    mixed = [jax.random.permutation(k, x.reshape(-1)).reshape(x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, mixed)
+
+
 @lru_cache(maxsize=4)
 def make_models(task: Preferences, reference_steps: int, tuning_steps: int, reward_steps: int, labels: int):
     """Three models tuned from one, an unrelated one, and the reward model."""
@@ -115,7 +127,7 @@ def make_models(task: Preferences, reference_steps: int, tuning_steps: int, rewa
             return offline.scan_steps(tuning, state, tuning_steps)[0].params
 
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
-        found["other"] = task.world.policy.init(jax.random.fold_in(key, 5))
+        found["other"] = unrelated(task, jax.random.fold_in(key, 5))
         reward = preference_strings.fit_reward(
             task, base, flipped(task, data, labels), jax.random.fold_in(key, 6), steps=reward_steps
         )

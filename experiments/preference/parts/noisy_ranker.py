@@ -13,6 +13,7 @@ from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.types import Key
 
 CANDIDATES, EXAMPLES = 4, 3
+UNIT = 2.8  # deviation of the true reward of the strings, for errors over rows of one's own
 NOISE, LEFT = 4.0, 0.1  # deviation of the ranker's error without help, and the share of it that perfect examples leave
 PEOPLE = 3.0  # deviation of the error of those who wrote the fixed examples
 
@@ -56,7 +57,10 @@ def fixed_examples(task: Preferences, key: Key) -> Array:
     prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), EXAMPLES), CANDIDATES, axis=0)
     responses = task.draw_responses(jax.random.fold_in(key, 1), prompts)
     gold = task.gold_reward(prompts, responses).reshape(EXAMPLES, CANDIDATES)
-    order = jnp.argsort(-(gold + PEOPLE * jax.random.normal(jax.random.fold_in(key, 2), gold.shape)), axis=1)
+    error = PEOPLE * jax.random.normal(jax.random.fold_in(key, 2), gold.shape)
+    if task.spread is not None:
+        error = error * task.spread(gold) / UNIT
+    order = jnp.argsort(-(gold + error), axis=1)
     return jax.vmap(quality)(jnp.take_along_axis(gold, order, axis=1), jnp.ones(gold.shape, bool))
 
 
@@ -93,6 +97,7 @@ def make_rows(task: Preferences, prompts: int, example: Callable):
         four = jnp.concatenate([drawn.reshape(prompts, CANDIDATES - 1, -1), given[:, None]], axis=1)
         flat, many = four.reshape(prompts * CANDIDATES, -1), jnp.repeat(asked, CANDIDATES, axis=0)
         gold = task.gold_reward(many, flat).reshape(prompts, CANDIDATES)
+        unit = None if task.spread is None else task.spread(gold) / UNIT
         likely = strings.sum_logp(task.world, params["policy"], many, flat)
         if task.world.start is not None:  # generated strings are of one length
             likely = likely / strings.token_counts(task.world, flat)
@@ -101,6 +106,7 @@ def make_rows(task: Preferences, prompts: int, example: Callable):
         def judge(examples, row):
             gold, white, key = row
             noise = deviation(examples) * jax.random.normal(key, gold.shape)
+            noise = noise if unit is None else noise * unit
             black = jnp.argsort(-(gold + noise))
             order, kept = example(black, white, jax.random.fold_in(key, 1))
             shown = jnp.concatenate([examples[1:], quality(gold[order], kept)[None]])
