@@ -35,9 +35,14 @@ class PairRows(NamedTuple):
     drawn: Array  # [N, T]
 
 
-def measure(task: Preferences, params: Params, key: Key) -> Metrics:
+def evaluated(task: Preferences) -> int:
+    """How many prompts, of four samples each, measure a policy: 512 of strings, 64 of texts, which are dear."""
+    return 512 if task.world.start is None else 64
+
+
+def measure(task: Preferences, params: Params, key: Key, *, evaluated: int = 64) -> Metrics:
     """True reward on fresh prompts, and the shares of tokens that the data lacks and that only look good."""
-    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 64)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), evaluated)
     responses = strings.sample(task.world, params, prompts, jax.random.fold_in(key, 1), samples=4)
     return {
         "eval/gold": reduce.scalars(task.gold_reward(jnp.repeat(prompts, 4, axis=0), responses)),
@@ -156,7 +161,9 @@ def reward_quality(task: Preferences, params: dict[str, Params], key: Key, *, ro
     }
 
 
-def measure_within(task: Preferences, params: dict[str, Params], key: Key, *, prompts: int = 128) -> Metrics:
+def measure_within(
+    task: Preferences, params: dict[str, Params], key: Key, *, prompts: int = 128, evaluated: int = 64
+) -> Metrics:  # fmt: skip
     """``measure_parts`` and ``rm/within``: the correlation of proxy and truth over samples of one prompt.
 
     Pairs fix a reward model only up to a number for each prompt, which a correlation over prompts counts as an error.
@@ -166,7 +173,9 @@ def measure_within(task: Preferences, params: dict[str, Params], key: Key, *, pr
     both = [f(asked, drawn).reshape(-1, 4) for f in (task.gold_reward, lambda *x: proxy(task, params, *x))]
     both = [x - jnp.mean(x, axis=1, keepdims=True) for x in both]
     size = jnp.sqrt(jnp.sum(both[0] ** 2) * jnp.sum(both[1] ** 2))
-    return measure_parts(task, params, key) | {"rm/within": jnp.sum(both[0] * both[1]) / jnp.maximum(size, 1e-9)}
+    return measure_parts(task, params, key, evaluated=evaluated) | {
+        "rm/within": jnp.sum(both[0] * both[1]) / jnp.maximum(size, 1e-9)
+    }
 
 
 @lru_cache(maxsize=16)
@@ -201,12 +210,12 @@ def make_start(
     return init
 
 
-def measure_parts(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
+def measure_parts(task: Preferences, params: dict[str, Params], key: Key, *, evaluated: int = 64) -> Metrics:
     """``measure`` of the policy, how far it is from the reference, and what the reward model, if any, makes of it."""
-    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
+    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), evaluated), 4, axis=0)
     responses = strings.sample(task.world, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
     drift = [strings.sum_logp(task.world, params[name], prompts, responses) for name in ("policy", "reference")]
-    found = measure(task, params["policy"], key) | {"eval/kl": reduce.scalars(drift[0] - drift[1])}
+    found = measure(task, params["policy"], key, evaluated=evaluated) | {"eval/kl": reduce.scalars(drift[0] - drift[1])}
     if "reward" in params:
         found["eval/proxy"] = reduce.scalars(reward_of(task, params["reward"], prompts, responses))
         found |= reward_quality(task, params, jax.random.fold_in(key, 2))
@@ -445,11 +454,13 @@ def ppo_stage(
 # --- text to retain and negatives to unlearn
 
 
-def measure_text(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
+def measure_text(task: Preferences, params: dict[str, Params], key: Key, *, evaluated: int = 64) -> Metrics:
     """``measure_parts`` and the perplexity of the behaviour's own text."""
     prompts, text = task.draw_behaviour(jax.random.fold_in(key, 9), 256)
     logp = strings.token_logp(task.world, params["policy"], prompts, text)
-    return measure_parts(task, params, key) | {"eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))}
+    return measure_parts(task, params, key, evaluated=evaluated) | {
+        "eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))
+    }
 
 
 def reward_gradient(

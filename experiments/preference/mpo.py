@@ -12,7 +12,7 @@ Left out:  large models; labels are scripted, half of the topics with 40 % flips
            the paper in gamma, which is 1 on the scale of this reward model, and in the first stage, which has a quarter
            of the updates: it ends after one or two nats, so that 4 nats are spent in the second one.
 Expect:    eval/gold at eval/kl 4: mpo > dpo, mpo > ppo, mpo > sft_ref, mpo > reversed, mpo > any_prompts.
-Measure:   true reward of samples on fresh prompts where each arm is 4 nats from the start, and along the way there;
+Measure:   true reward of four samples on each of 512 prompts where each arm is 4 nats from the start, and on the way;
            reward model of 65536 pairs of the same law (gates: rm/accuracy 0.8, rm/within 0.5; mpo is not 4 nats away
            when PPO begins). Equal updates: PPO takes two of its 64 responses a rollout, so its stages have half the
            rollouts that DPO has batches of 32.
@@ -151,7 +151,9 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     )
     updates = (settings.first_steps, settings.steps)
     stages = tuple(kinds[kind](number) for kind, number in zip(settings.stages, updates, strict=True))
-    return experiment.Plan(start, stages, strings.bound(preference_strings.measure_within, task))
+    number = preference_strings.evaluated(task)
+    measure = strings.bound(preference_strings.measure_within, task, evaluated=number)
+    return experiment.Plan(start, stages, measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -15,7 +15,8 @@ Expect:    judge/accuracy and eval/gold: generative > bt; judge/inconsistency: g
            bt_anchored > bt, which is the part of the gain that the anchor explains.
 Measure:   true reward on fresh prompts at eval/kl 4, and how often samples beat the anchor in it. All judges start from
            one model that was trained on the behaviour and read the same 8192 labels, 10 % flipped; one that orders
-           less than 0.75 of fresh pairs rightly makes the bed invalid. Equal rollouts and updates.
+           less than 0.75 of fresh pairs rightly makes the bed invalid. Equal rollouts, 512
+           prompts x 4 samples an evaluation; generative_group makes one update of a rollout, the others two.
 Run:       python -m experiments.preference.pairwise_rl
 """
 

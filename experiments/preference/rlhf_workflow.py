@@ -14,7 +14,7 @@ Left out:  large models. Differs from the paper in that the penalty's weight is 
            reward a token would only shorten texts.
 Expect:    eval/gold at eval/kl 4: iterative > offline, iterative > any_two, iterative > no_penalty, explorers >
            iterative; eval/length: iterative < no_penalty.
-Measure:   the true worth of samples on fresh prompts, which does not grow with their length, though the labels do;
+Measure:   the true worth of four samples on each of 512 prompts, which does not grow with length, though labels do;
            judges read 8192 labels, 10 % flipped (gate: judge/accuracy 0.75); three rounds of 256 prompts; offline has
            all 768 prompts at once. Equal pairs, judged samples and updates.
 Run:       python -m experiments.preference.rlhf_workflow; with --model DIR --data FILE on a model and rows of your own

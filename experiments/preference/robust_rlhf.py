@@ -17,7 +17,8 @@ Measure:   eight tables of pairs are drawn afresh and each gives a gradient of t
            the place of labels), table/variance that to their own mean, both over the squared length of the former;
            eval/gold: true reward on fresh prompts; two halves of 128 labels each from P = (1 - 2 f) sig(gold gap +
            cycle) + f, f = 0.2, where the cycle (1, 0, -1 by the first tokens modulo 3) has no reward; the reward model
-           read 128 more. Equal labels and updates; vrpo also reads two unlabelled responses a prompt.
+           read 128 more. Equal updates, and labels but for the rm arms, in which PPO has the place of the second half;
+           vrpo also reads two unlabelled responses a prompt.
 Run:       python -m experiments.preference.robust_rlhf
 """
 

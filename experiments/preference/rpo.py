@@ -11,9 +11,9 @@ Left out:  the sheet's large models. Differs from the paper in eta, which is ten
            tokens here, and the term is a sum over them; eta was chosen by the learned reward of training prompts.
 Expect:    eval/gold over eval/kl up to 8: rpo > dpo; of dpo at the end below step 40 by more than 0.5, while its
            learned reward (eval/proxy) is not; of rpo at the end not below step 40 by 0.5; pair/chosen_drift rpo > dpo.
-Measure:   gold reward of samples on fresh prompts, the reference trained on the data's behaviour first; pairs labelled
-           by Bradley-Terry, 10 % flipped; equal pairs and updates (sft sees half the tokens of a pair, rpo_reference a
-           third response). The step of the fall was fixed before the seeds of a record.
+Measure:   gold reward of four samples on each of 512 fresh prompts, the reference trained on the data's behaviour
+           first; pairs labelled by Bradley-Terry, 10 % flipped; equal pairs and updates (sft sees half the tokens of a
+           pair, rpo_reference a third response). The step of the fall was fixed before the seeds of a record.
 Run:       python -m experiments.preference.rpo
 """
 
@@ -58,7 +58,7 @@ def sft(logps, baseline, tokens, beta, weight):
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
-    """eta, beta and the mean-token weight are the paper's; the model is a decoder of 32 tokens made here."""
+    """beta and the mean-token weight are the paper's, eta is ten times its; the model is a decoder made here."""
 
     steps: int = 400
     eval_every: int = 20
@@ -113,7 +113,9 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         reward_steps=settings.reward_steps,
         draw_pairs=strings.bound(flipped, task),
     )
-    return experiment.Plan(start, (stage,), strings.bound(preference_strings.measure_parts, task))
+    number = preference_strings.evaluated(task)
+    measure = strings.bound(preference_strings.measure_parts, task, evaluated=number)
+    return experiment.Plan(start, (stage,), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -53,7 +53,9 @@ def test_every_puzzle_has_one_solution_and_no_other_response_is_right(people):
 
 def test_held_out_puzzles_are_no_training_puzzles():
     for people in (2, 3, 4):
-        both = [{tuple(x) for x in knights.make_pool(people, side)[0].tolist()} for side in (False, True)]
+        both = [
+            {tuple(knights.canonical(x)) for x in knights.make_pool(people, side)[0].tolist()} for side in (False, True)
+        ]
         assert both[0] and both[1] and not both[0] & both[1]
     prompts, _ = knights.draw_puzzles(jax.random.key(0), 200, people=(2, 3))
     share = (np.asarray(prompts)[:, 0] == knights.COUNT + 2).mean()
@@ -190,6 +192,20 @@ def test_only_good_examples_help_the_ranker():
     assert 0.2 < fixed.mean() < 0.9, "people rank better than chance and not perfectly"
     spread = [float(noisy_ranker.deviation(jnp.asarray(x))) for x in ([0.0] * 3, [-1.0] * 3, [0.5] * 3, [1.0] * 3)]
     assert spread[0] == spread[1] > spread[2] > spread[3] > 0
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0])
+def test_errors_over_own_rows_are_of_the_size_of_what_the_judge_says(size):
+    """A judge of another scale ranks alike; one that errs by itself gets no error, and any examples are right."""
+    gold = lambda prompts, responses: size * toy.gold_reward(prompts, responses)  # noqa: E731
+    task = toy.STRINGS._replace(gold_reward=gold, spread=jnp.std)
+    one = toy.STRINGS._replace(spread=jnp.std)
+    for key in map(jax.random.key, range(4)):
+        wanted = noisy_ranker.fixed_examples(one, key)
+        np.testing.assert_array_equal(noisy_ranker.fixed_examples(task, key), wanted)
+        sure = noisy_ranker.fixed_examples(task._replace(spread=lambda gold: jnp.zeros(())), key)
+        assert bool((sure >= wanted).all()) and bool((sure > 0.4).all())
+    assert any((noisy_ranker.fixed_examples(one, jax.random.key(k)) < 0.9).any() for k in range(4))
 
 
 # --- MPO

@@ -71,11 +71,22 @@ def encode(statements: list[tuple[int, int, int]]) -> list[int]:
     return tokens + [BLANK] * (PROMPT_TOKENS - len(tokens))
 
 
+def canonical(prompt: list[int]) -> list[int]:
+    """The same puzzle with the two people of every statement in order: what is said of both has no first.
+
+    >>> canonical(encode([(SAME, 1, 0), (IS_KNAVE, 0, 0)])) == encode([(SAME, 0, 1), (IS_KNAVE, 0, 0)])
+    True
+    """
+    said = [prompt[k : k + 3] for k in range(1, len(prompt), 3)]
+    return [prompt[0], *(token for kind, *two in said for token in (kind, *sorted(two)))]
+
+
 @lru_cache(maxsize=8)
 def make_pool(people: int, heldout: bool) -> tuple[np.ndarray, np.ndarray]:
     """``(prompts [N, P], roles [N, 4])`` of puzzles with one solution; the two halves share none.
 
-    Puzzles of two people are few, so that their pool repeats them; it is split by puzzle all the same.
+    Puzzles of two people are few, so that their pool repeats them; it is split by puzzle all the same, whichever
+    way round "the same as" is said.
     """
     rng, rows = np.random.default_rng([7, people]), []
     while len(rows) < POOL[people]:
@@ -83,7 +94,7 @@ def make_pool(people: int, heldout: bool) -> tuple[np.ndarray, np.ndarray]:
         found = solutions(statements)
         if len(found) == 1:
             rows.append((encode(statements), [*found[0], *[KNIGHT] * (MOST - people)]))
-    apart = [zlib.crc32(bytes(prompt)) % 5 == 0 for prompt, _ in rows]
+    apart = [zlib.crc32(bytes(canonical(prompt))) % 5 == 0 for prompt, _ in rows]
     chosen = [row for row, out in zip(rows, apart, strict=True) if out == heldout]
     return np.asarray([x for x, _ in chosen], np.int32), np.asarray([y for _, y in chosen], np.int32)
 

@@ -180,7 +180,7 @@ def make_start(task: Preferences, kind: str, reference_steps: int, judge_steps: 
 
 def measure(task: Preferences, judge: str, params, key):
     """The policy against the truth, its judge against the truth."""
-    found = preference_strings.measure_parts(task, params, key)
+    found = preference_strings.measure_parts(task, params, key, evaluated=preference_strings.evaluated(task))
     prompts = task.draw_prompts(jax.random.fold_in(key, 5), 256)
     drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 6))
     better = task.gold_reward(prompts, drawn) > task.gold_reward(prompts, task.judging.anchor_response(prompts))

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
-from experiments.parts import strings
 from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_judges
 from jaxrl_llm import reduce
@@ -166,7 +166,8 @@ def explored(task: Preferences, params: dict[str, Params], prompts: Array, key: 
 
 def measure(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
     """Truth and length of samples on fresh prompts, their distance to the reference, and the judge on fresh pairs."""
-    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
+    number = preference_strings.evaluated(task)
+    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), number), 4, axis=0)
     drawn = strings.sample(task.world, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
     return {
         "eval/gold": reduce.scalars(task.gold_reward(prompts, drawn)),
