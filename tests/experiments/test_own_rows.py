@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from experiments.parts import text_rows
+from experiments.preference.parts import conduct
 from jaxrl_llm import experiment
 from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
@@ -161,12 +162,13 @@ def test_the_policy_of_own_rows_is_exported_with_its_base(own, tmp_path):
 
 
 @pytest.mark.slow
-def test_surgery_on_a_model_of_ones_own_leaves_it_edited(own, tmp_path):
-    """One gate row in twenty of the two layers, and nothing else."""
+def test_surgery_on_a_model_of_ones_own_leaves_it_edited(own, tmp_path, monkeypatch):
+    """One gate row in twenty of the two layers, and nothing else; what is said after it is not sampled here."""
+    figures = {"eval/rude": 0.25, "eval/gold": 1.0, "eval/perplexity": 2.0}
+    monkeypatch.setattr(conduct, "politeness", lambda *_: {name: jnp.asarray(x) for name, x in figures.items()})
+    module = importlib.import_module(OF_FAMILIES["model_surgery"])
     where = ["--out", str(tmp_path), *own, "--arm", "none", "surgery", "steering"]
-    found = cli.run(
-        importlib.import_module("experiments.preference.model_surgery"), ["--smoke", "--seeds", "1", *where]
-    )
+    found = cli.run(module, ["--smoke", "--seeds", "1", *where])
     assert 0.0 <= found.arms["surgery"].metrics["probe/accuracy"][0] <= 1.0
     kept = {path.parent.parent.name: path for path in tmp_path.glob("seeds/*/*/model")}
     assert kept.keys() == {"none", "surgery"}, "an arm that edits no weight leaves none"

@@ -120,6 +120,17 @@ def test_parts_of_a_minibatch_add_up():
         close.assert_near(sum(loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
 
 
+def test_losses_of_whole_responses_take_a_tenth_of_the_rate():
+    steps = {}
+    for name in ("rejection", "dpo", "kto"):
+        tx = _method(name, learning_rate=1e-3)[2].stages[0].method.tx
+        with jax.numpy_dtype_promotion("standard"):
+            moved, _ = tx.update({"x": jnp.ones(1)}, tx.init({"x": jnp.ones(1)}))
+        steps[name] = float(moved["x"][0])
+    for name, wanted in (("rejection", -1e-3), ("dpo", -1e-4), ("kto", -1e-4)):
+        close.assert_near(np.float32(steps[name]), np.float32(wanted), terms=8)
+
+
 def test_a_text_that_no_token_has_ends_no_step():
     with pytest.raises(UserError, match="--step-end '@@': no token of this model has it"):
         _method("oreo", step_end="@@")

@@ -13,7 +13,7 @@ import pytest
 from experiments.analysis.parts import input_shift
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
-from experiments.preference import mpo, pairwise_rl, rlhf_workflow, robust_rlhf, safe_constraints, trpa
+from experiments.preference import mpo, pairwise_rl, rlhf_workflow, robust_rlhf, rpo, safe_constraints, salsa, trpa, u2a
 from experiments.preference.parts import constraints, knights, noisy_ranker, pair_judges, pair_sources, varied_lengths
 from jaxrl_llm.experiment import arms
 from jaxrl_llm.experiment.results import ArmResult, Results
@@ -336,6 +336,26 @@ def test_texts_are_read_some_at_a_time(monkeypatch):
     parts = preference_strings.reward_of(task, params, asked, said)
     close.assert_near(parts, preference_strings.reward_of(toy.STRINGS, params, asked, said), terms=128)
     assert sizes == [2, 2, 1]
+
+
+def test_an_unrelated_start_of_own_rows_is_none_of_the_loaded_weights():
+    loaded = toy.STRINGS.world.policy.init(jax.random.key(0))
+    policy = toy.STRINGS.world.policy._replace(init=lambda key: loaded)
+    world = toy.STRINGS.world._replace(policy=policy, start=lambda: loaded)
+    found = salsa.unrelated(toy.STRINGS._replace(world=world), jax.random.key(1))
+    for mixed, own in zip(jax.tree.leaves(found), jax.tree.leaves(loaded), strict=True):
+        assert mixed.shape == own.shape
+        np.testing.assert_array_equal(jnp.sort(mixed.reshape(-1)), jnp.sort(own.reshape(-1)))
+    assert (found["embed"] != loaded["embed"]).mean() > 0.9
+    fresh = salsa.unrelated(toy.STRINGS, jax.random.key(1))  # strings have fresh weights for it
+    np.testing.assert_array_equal(fresh["embed"], toy.STRINGS.world.policy.init(jax.random.key(1))["embed"])
+
+
+@pytest.mark.parametrize("module", [mpo, rpo, u2a])
+def test_files_without_a_record_measure_as_the_standard_has_it(module):
+    task = toy.STRINGS
+    assert module.build(module.Settings()).measure.keywords == {"evaluated": 512}
+    assert preference_strings.evaluated(task._replace(world=task.world._replace(start=dict))) == 64
 
 
 def test_a_token_of_own_rows_costs_nothing():
