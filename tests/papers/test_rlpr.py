@@ -1,6 +1,7 @@
 """RLPR: probabilities of the reference under a response's own reasoning."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,10 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train import online
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 from tests.close import singles
+from tests.models_for_tests import byte_model
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=6, eval_problems=4, max_new_tokens=24)
 
@@ -101,6 +103,49 @@ def test_a_response_without_a_mark_gets_one(world):
     shown = free_answers.with_reference(free, cut)
     text = _text(free, shown.tokens[0], shown.segment_ids[0] > 0)
     assert text.count("#") == 1 and text.split("#")[1] == str(int(free.bench.train.answers["reference"][0]))
+
+
+def test_an_answer_begins_at_its_mark_however_tokens_split_it():
+    """Tokens join what stands before a mark with its first letters, which are no spelling of the mark alone."""
+    said = {
+        ("so", " 3", " \\", "boxed", "{", "3", "}"): 2,
+        ("so", " $\\", "boxed{", "3", "}$"): 1,
+        ("so 3", "\n####", " 3", "<end>"): 1,
+        ("#", " Work", "\n", "## so", "\n##", "## 3"): 4,  # a heading marks nothing where an answer follows it
+        ("so", "<", "answer>3", "</answer>"): 1,
+        ("\\boxed{", "3", "}", " or ", "\\boxed{", "3", "}"): 0,
+        ("it", " is", " 5"): 3,
+    }
+    for pieces, before in said.items():
+        tokens = np.arange(len(pieces) + 2)[None] - 2  # two columns of the question
+        mask = tokens >= 0
+        found = text_answers.in_answers(lambda ids, pieces=pieces: "".join(pieces[k] for k in ids), tokens, mask)
+        assert found[0].tolist() == [False] * (2 + before) + [True] * (len(pieces) - before), pieces
+
+
+def test_references_of_rows_of_ones_own_stand_behind_work_without_its_answer(tmp_path):
+    byte_model(tmp_path, "qwen2", max_positions=400)
+    rows = [{"question": f"What is {k} + 1?", "answer": f"{k}+1\n#### {k + 1}"} for k in range(60)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = {"model": str(tmp_path), "data": str(tmp_path / "sums.jsonl"), "format": "gsm8k"}
+    free = text_answers.make_free(dataclasses.replace(SETTINGS, **own))
+    tokenizer, shape = free.bench.model.tokenizer, (2, 60)
+    texts, tokens, counts = ("so 7\n#### 7", "so <answer>8</answer>"), np.zeros(shape, np.int32), []
+    for k, text in enumerate(texts):
+        said = tokenizer.encode(text)
+        tokens[k, 4 : 4 + len(said)] = said
+        counts.append(len(said))
+    columns = np.arange(shape[1])[None]
+    mask = (columns >= 4) & (columns < 4 + np.asarray(counts)[:, None])
+    rows = Trajectories(
+        tokens=jnp.asarray(tokens), segment_ids=jnp.asarray(mask, jnp.int32), positions=jnp.zeros(shape, jnp.int32),
+        mask=jnp.asarray(mask), sampler_logp=jnp.zeros(shape), truncated=jnp.zeros(2, bool),
+        group_ids=jnp.arange(2, dtype=jnp.int32), problem_ids=jnp.arange(2, dtype=jnp.int32),
+    )  # fmt: skip
+    shown = jax.jit(lambda rows: free_answers.with_reference(free, rows))(rows)
+    known = [_text(free, *x) for x in zip(free.reference_tokens[:2], free.reference_valid[:2], strict=True)]
+    whole = [_text(free, *x) for x in zip(shown.tokens, shown.segment_ids > 0, strict=True)]
+    assert whole == [f"so 7\n\\boxed{{{known[0]}", f"so \\boxed{{{known[1]}"]
 
 
 @pytest.mark.slow

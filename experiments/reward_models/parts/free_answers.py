@@ -38,7 +38,7 @@ class FreeBench(NamedTuple):
     read: Callable[[Trajectories], tuple[Array, Array]]  # (value, answered) of responses
     reference_tokens: Int[Array, "N R"]
     reference_valid: Bool[Array, "N R"]
-    mark: tuple[int, ...]  # the tokens that stand before an answer
+    mark: tuple[int, ...]  # the tokens that are put before a reference
     equivalent: Callable[[Array, Array, dict[str, Array]], Array]  # the truth, of (value, answered, answers)
     exact: Callable[[Array, Array, dict[str, Array]], Array]  # the rule
     shared: Callable[[Array, Array, dict[str, Array]], Array]  # the soft rule
@@ -48,6 +48,7 @@ class FreeBench(NamedTuple):
     logged: Callable[..., Any] | None = None  # that log with another judge's verdicts, where answers are texts
     words: Callable[..., list[tuple[str, str, str]]] | None = None  # (problem, reference, answer) of (value, row)
     large: Callable[[Array, Array, dict[str, Array]], Array] | None = None  # a model that compares; None: the truth
+    answering: Callable[[Trajectories], Array] | None = None  # tokens from an answer's mark on; None: behind ``mark``
 
 
 def references(problems: Sequence[Problem], seed: int = 0) -> np.ndarray:
@@ -204,7 +205,7 @@ class Referenced(NamedTuple):
 
 
 def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = True) -> Referenced:
-    """Each response with its answer replaced by the reference; a missing mark is put in.
+    """Each response with its answer, mark and all, replaced by ``free.mark`` and the reference; a missing mark is put in.
 
     Args:
       reasoning: False leaves the response out: the reference right behind the question.
@@ -213,11 +214,12 @@ def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = Tru
     """
     ends = jnp.asarray(free.bench.model.tokenizer.eos_ids, jnp.int32)
     ended = jnp.any(rows.tokens[:, :, None] == ends[None, None, :], axis=2)
-    here = rows.tokens == free.mark[0]
-    for k, token in enumerate(free.mark[1:], start=1):
-        here = here & (jnp.pad(rows.tokens[:, k:], ((0, 0), (0, k)), constant_values=-1) == token)
-    marks = jnp.cumsum((here & rows.mask).astype(jnp.int32), axis=1)
-    work = rows.mask & (marks == 0) & ~ended & reasoning
+    if free.answering is None:
+        here = rows.tokens == free.mark[0]
+        marks = jnp.cumsum((here & rows.mask).astype(jnp.int32), axis=1)
+        work = rows.mask & (marks == 0) & ~ended & reasoning
+    else:
+        work = rows.mask & ~free.answering(rows) & ~ended & reasoning
     count = rows.tokens.shape[0]
     marks = [jnp.full((count, 1), token, jnp.int32) for token in free.mark]
     mark = jnp.concatenate(marks, axis=1), jnp.ones((count, len(free.mark)), bool)

@@ -6,6 +6,9 @@ its reference, and writes one of three verdicts, the last tokens of the vocabula
 that it imitates has references of the same problem and of others, judged by the verifier.
 """
 
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -31,6 +34,7 @@ from jaxrl_llm.verifiers import answers as answer_verifiers
 
 MOST_TOKENS = 16  # of an answer; longer ones are cut
 MARK = "\\boxed{"
+_CLOSED = re.compile(r"<answer>|\\\\?(?:boxed|fbox)[ \t\n]*\{")  # marks that say where an answer begins and ends
 
 
 def make_free(settings: OnlineSettings) -> FreeBench:
@@ -52,6 +56,36 @@ def answer_of(text: str) -> str:
     """
     found = answer_verifiers.final_part(text)
     return "" if found == text.strip() else found
+
+
+def answer_start(text: str) -> int:
+    r"""Where the mark of the answer begins that ``answer_of`` finds; the length of a text that marks none.
+
+    Of several boxes it is the first: a later one may say the same. A hash may be a heading as well: it is the last.
+
+    >>> [text[: answer_start(text)] for text in ("so 3\n#### 3", r"it is $\boxed{4}$", "<answer>4</answer>", "it is 5")]
+    ['so 3\n', 'it is $', '', 'it is 5']
+    """
+    if closed := _CLOSED.search(text):
+        return closed.start()
+    return next((text.rindex(mark) for mark in ("####", "#") if mark in text), len(text))
+
+
+def in_answers(
+    decode: Callable[[Sequence[int]], str], tokens: Int[np.ndarray, "B T"], mask: Bool[np.ndarray, "B T"]
+) -> Bool[np.ndarray, "B T"]:
+    """The tokens of responses from the mark of the answer on, also where the mark begins in the midst of a token.
+
+    A mark has many spellings in tokens, which depend on what stands before it: it is looked for in the text.
+    """
+    found = np.zeros(tokens.shape, bool)
+    for row, kept in enumerate(mask):
+        columns = np.flatnonzero(kept)
+        said = tokens[row, columns].tolist()
+        start, lengths = answer_start(decode(said)), range(len(said) + 1)
+        before = bisect_right(lengths, start, key=lambda k, said=said: len(decode(said[:k]))) - 1
+        found[row, columns[before:]] = True
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -79,6 +113,13 @@ def _free(identity: tuple, rate: float) -> FreeBench:
         shape = jax.ShapeDtypeStruct((rows.tokens.shape[0], MOST_TOKENS), jnp.int32)
         value = jax.pure_callback(said, shape, rows.tokens, rows.mask, vmap_method="sequential")
         return value, jnp.any(value != strings.PAD, axis=1)
+
+    def answering(rows) -> Bool[Array, "B T"]:
+        def said(tokens, mask):
+            return in_answers(tokenizer.decode, np.asarray(tokens), np.asarray(mask))
+
+        shape = jax.ShapeDtypeStruct(rows.tokens.shape, jnp.bool_)
+        return jax.pure_callback(said, shape, rows.tokens, rows.mask, vmap_method="sequential")
 
     def equivalent(value, answered, answers) -> Bool[Array, " B"]:
         def judged(tokens, numbers):
@@ -122,6 +163,7 @@ def _free(identity: tuple, rate: float) -> FreeBench:
         log=_log(found.model, rate, table, equivalent),
         logged=partial(_log, found.model, rate, table),
         words=words,
+        answering=answering,
     )
 
 
