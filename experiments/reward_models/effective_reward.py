@@ -102,7 +102,7 @@ def build(settings: Settings) -> experiment.Plan:
         return paid + settings.alpha * reader.at_ends(settings.shape(scores, valid), steps)
 
     online = step_labels.make_ppo(settings, found, token_rewards)
-    warm = step_labels.warm_stage(found, recipes.solved_problems(settings), steps=settings.warm_steps)
+    warm = step_labels.warm_stage(settings, found, recipes.solved_problems(settings), steps=settings.warm_steps)
     train = experiment.Stage(online, settings.steps)
     if settings.learned_from:
         fit = progress_verifier.make_step_model(settings, prompts=settings.learned_from, most=most)

@@ -1,10 +1,13 @@
 """ENCORE: entropies of ratings, the weights they give, and the replies whose qualities are known."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models import encore
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts import combine
 from tests import close
@@ -26,6 +29,14 @@ def test_worked_entropies_and_weights():
     assert guarded[0] == 0 and float(jnp.sum(guarded)) == doubles(1.0)
     with pytest.raises(ValueError, match="temperature"):
         combine.entropy_weights(entropy, temperature=0.0)
+
+
+def test_rules_that_say_one_thing_of_everything_get_no_weight():
+    """Their entropy is 0, the least there is, and a head fitted to them is a constant."""
+    entropy = jnp.array([0.0, 1.0, 1.0])
+    weights = jax.nn.softmax(encore.by_entropy(2.0)(None, None, entropy, None))
+    close.assert_printed(weights, [0.0, 0.5, 0.5], 6)
+    close.assert_printed(jax.nn.softmax(encore.by_entropy(2.0)(None, None, entropy * 0, None)), [1 / 3] * 3, 6)
 
 
 def test_limits_and_symmetries():
@@ -95,9 +106,22 @@ def test_annotators_and_raters():
     biased = text.draw_pairs(jax.random.key(0), 2000, sharpness=0.0, length_bias=1.0)
     assert float((text.lengths(biased.first) > text.lengths(biased.second)).mean()) > 0.7
     prompts, replies = text.draw_behaviour(jax.random.key(0), 4000)
-    ratings = text.rate(text.LANGUAGE, jax.random.key(1), prompts, replies, rules=10, levels=5, noise=0.1)
-    exact = jnp.round(text.attributes(prompts, replies) * 4).astype(jnp.int32)
-    agree = np.asarray((ratings == jnp.tile(exact, (1, 2))).mean(0))
-    close.assert_share(agree, 1 - 0.8 * 0.1 * np.arange(10), 4000)
+    tastes = text.draw_tastes(text.LANGUAGE, jax.random.key(2), 10)
+    rated = partial(text.rate, text.LANGUAGE, tastes, jax.random.key(1), prompts, replies, levels=5)
+    found, worth = np.asarray(text.attributes(prompts, replies)), np.asarray(text.utility(prompts, replies))
+    exact = 4 * (0.6 * worth[:, None] + 0.4 * found[:, [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]] > 0.5)
+    np.testing.assert_array_equal(rated(careless=(0.0,) * 10), exact)
+    by_taste = np.asarray(rated(careless=(1.0,) * 10))
+    np.testing.assert_array_equal(np.bincount(by_taste[:, 3]), [800] * 5)  # all levels equally often
+    said = [k for k in np.asarray(replies[0]) if k != text.END]
+    liked = np.asarray(tastes[0])[said].sum() / np.sqrt(len(said))
+    every = [
+        np.asarray(tastes[0])[r[r != text.END]].sum() / np.sqrt((r != text.END).sum()) for r in np.asarray(replies)
+    ]
+    assert by_taste[0, 0] == sum(x < liked - 1e-4 for x in every) * 5 // 4000
+    half = np.asarray(rated(careless=(0.5,) * 10))
+    assert ((half == exact) | (half == by_taste)).all()
+    apart = exact[:, 0] != by_taste[:, 0]
+    close.assert_share((half == by_taste)[apart, 0].mean(), 0.5, int(apart.sum()))
     rates = combine.win_rates(jnp.array([[1.0], [0.0], [2.0]]), jnp.array([[0.0], [0.0], [3.0]]))
     assert rates.tolist() == [0.5]

@@ -11,6 +11,7 @@ from experiments.reward_models.parts import step_labels, text_lines
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import Responses
+from tests import close
 from tests.models_for_tests import byte_model
 
 
@@ -41,7 +42,23 @@ def test_labels_of_rows_of_ones_own(tmp_path):
     steps, labels = jax.jit(lambda rows: step_labels.label(stepped, rows))(said)
     assert int(steps.count[0]) == 3
     assert np.asarray(labels[0])[np.asarray(steps.ends[0])].tolist() == [True, False, True]
+    blank = f"\n\nso {number}\n \n\n#### {number}\n"  # lines without text, and a break before the end
+    spoken = [*tokenizer.encode(blank), tokenizer.eos_ids[0]]
+    tokens = jnp.zeros((1, width), jnp.int32).at[0, 4 : 4 + len(spoken)].set(jnp.asarray(spoken))
+    mask = (jnp.arange(width) >= 4)[None] & (jnp.arange(width) < 4 + len(spoken))[None]
+    steps, labels = step_labels.label(stepped, Responses(tokens, mask, jnp.asarray([3], jnp.int32)))
+    assert int(steps.count[0]) == 2
+    assert np.asarray(labels[0]).sum() == 2 == int(steps.ends[0].sum()) and bool(jnp.all(labels <= steps.ends))
+    first, second = np.flatnonzero(np.asarray(steps.ends[0])).tolist()
+    assert steps.ids[0, 4 : first + 1].tolist() == [0] * (first - 3)
+    assert steps.ids[0, first + 1 : second + 1].tolist() == [1] * (second - first)
+    assert not steps.inside[0, second + 1 :].any()
     again = text_lines.repeating(problem, 2).splitlines()
+    one, every = jnp.ones(1), recipes.solved_problems(settings)
+    warm = step_labels.warm_stage(settings, found, every, steps=1).method.tx
+    with jax.numpy_dtype_promotion("standard"):
+        taken = -float(warm.update(one, warm.init(one), one)[0][0])  # Adam's first step is its rate
+    close.assert_printed(taken, settings.learning_rate, 9, magnitude=settings.learning_rate)
     assert again == [*problem.solution.splitlines()[:1] * 3, f"\\boxed{{{number}}}"]
 
 

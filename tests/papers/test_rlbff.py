@@ -242,6 +242,23 @@ def test_the_generative_judge_has_the_labels_and_updates_of_the_others():
         rlbff.build(rlbff.Settings(**small | {"critic_steps": 8}))
 
 
+def test_loaded_weights_learn_at_their_own_rate():
+    """Adam's first step is its rate: imitation of reports and the likelihood of rewards take that of the world."""
+    one = jnp.ones(1)
+
+    def first_step(stage):
+        with jax.numpy_dtype_promotion("standard"):
+            return -float(stage.method.tx.update(one, stage.method.tx.init(one), one)[0][0])
+
+    critic, world = LANGUAGE.reading.critic._replace(rate=1e-5), LANGUAGE.world._replace(rate=1e-5)
+    loaded = LANGUAGE._replace(world=world, reading=LANGUAGE.reading._replace(critic=critic))
+    for task, rate in ((LANGUAGE, 3e-3), (loaded, 1e-5)):
+        imitated = principle_critic.warm_stage(task, judged, steps=1, table=4)
+        rewarded = attribute_rewards.taught_stage(task, steps=1, replies=4)
+        close.assert_printed(first_step(imitated), rate, 7, magnitude=rate)
+        close.assert_printed(first_step(rewarded), rate, 7, magnitude=rate)
+
+
 def test_questions_are_the_kept_judgements_again_and_again():
     asked, labels = principle_critic.draw_labelled(LANGUAGE, judged, jax.random.key(3), 7)
     given = judged(LANGUAGE, jax.random.key(3), 7)

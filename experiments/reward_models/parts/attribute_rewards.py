@@ -207,7 +207,7 @@ def taught_stage(
 
     method = Offline(
         tabled, make_uniform(), rows_per_step,
-        lambda params, extras, rows: likelihood_loss(task, params, rows), optax.adam(learning_rate),
+        lambda params, extras, rows: likelihood_loss(task, params, rows), optax.adam(task.world.rate or learning_rate),
     )  # fmt: skip
     return Stage(method, steps, extras)
 

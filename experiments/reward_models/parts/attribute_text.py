@@ -184,20 +184,31 @@ LANGUAGE = Replies(
 )  # fmt: skip
 
 
+def draw_tastes(task: Replies, key: Array, rules: int) -> Float[Array, "K V"]:
+    """What each rater likes that has nothing to do with its rule: a weight for every token."""
+    return jax.random.normal(key, (rules, task.size))
+
+
 def rate(
-    task: Replies,
-    key: Array,
-    prompts: Int[Array, "N P"],
-    responses: Int[Array, "N T"],
-    *,
-    rules: int,
-    levels: int,
-    noise: float,
-) -> Int[Array, "N K"]:
-    """Ratings ``0 .. levels - 1``: rater k looks at quality ``k % 5`` and guesses with chance ``k noise``."""
-    first, second = jax.random.split(key)
-    true = task.attributes(prompts, responses)[:, jnp.arange(rules, dtype=jnp.int32) % len(NAMES)]
-    true = jnp.round(true * (levels - 1)).astype(jnp.int32)
-    guess = jax.random.randint(first, true.shape, 0, levels, jnp.int32)
-    careless = jax.random.uniform(second, true.shape) < noise * jnp.arange(rules, dtype=jnp.float32)[None, :]
-    return jnp.where(careless, guess, true)
+    task: Replies, tastes: Float[Array, "K V"], key: Array, prompts: Int[Array, "N P"], responses: Int[Array, "N T"],
+    *, levels: int, careless: tuple[float, ...], worth: float = 0.6, cut: float = 0.5,
+) -> Int[Array, "N K"]:  # fmt: skip
+    """Ratings ``0 .. levels - 1`` of as many rules as there are tastes.
+
+    Rule k has the highest level where ``worth`` parts of the utility and the rest of one quality are above ``cut``,
+    else the lowest. With chance ``careless[k]`` its rater goes by taste, all levels equally often over the replies. A
+    taste is of the words, so that a head learns it: dice would be averaged away, and a head fitted to them would be
+    small by itself. Rules of the second half have the qualities in the opposite order.
+    """
+    rules, count = len(careless), len(NAMES)
+    place = jnp.arange(rules, dtype=jnp.int32) % count
+    quality = jnp.where(jnp.arange(rules) < count, place, count - 1 - place)
+    seen = worth * task.utility(prompts, responses)[:, None]
+    seen = seen + (1 - worth) * task.attributes(prompts, responses)[:, quality]
+    kept = jnp.where(seen > cut, levels - 1, 0).astype(jnp.int32)
+    there = task.spoken(responses)
+    liked = jnp.sum(jnp.where(there[:, :, None], tastes.T[responses], 0.0), axis=1)
+    liked = liked / jnp.sqrt(jnp.maximum(jnp.sum(there.astype(jnp.float32), axis=1), 1.0))[:, None]
+    rank = jnp.argsort(jnp.argsort(liked, axis=0), axis=0)
+    by_taste = (rank * levels // liked.shape[0]).astype(jnp.int32)
+    return jnp.where(jax.random.uniform(key, kept.shape) < jnp.asarray(careless), by_taste, kept)

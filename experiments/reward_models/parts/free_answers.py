@@ -205,7 +205,7 @@ class Referenced(NamedTuple):
 
 
 def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = True) -> Referenced:
-    """Each response with its answer, mark and all, replaced by ``free.mark`` and the reference; a missing mark is put in.
+    """Each response with its mark and answer replaced by ``free.mark`` and the reference; a missing mark is put in.
 
     Args:
       reasoning: False leaves the response out: the reference right behind the question.

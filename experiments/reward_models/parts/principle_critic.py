@@ -64,8 +64,8 @@ def draw_reports(task: Replies, judged: Judgements, key: Key, n: int) -> tuple[A
 
 def warm_stage(task: Replies, judged: Judgements, *, steps: int, table: int) -> Stage:
     """Imitation of reports."""
-    loss = strings.make_imitation(task.reading.critic, "generative")
-    return strings.table_stage(_reports(task, judged, table), loss, steps=steps, rows_per_step=64, learning_rate=3e-3)
+    loss, rate = strings.make_imitation(task.reading.critic, "generative"), task.reading.critic.rate or 3e-3
+    return strings.table_stage(_reports(task, judged, table), loss, steps=steps, rows_per_step=64, learning_rate=rate)
 
 
 @lru_cache(maxsize=4)

@@ -81,7 +81,8 @@ def prover_params(found: Bench, settings: OnlineSettings, prover: Prover, key: K
     params = found.model.params
     if not prover.taught_steps:
         return params
-    stage = step_labels.warm_stage(found, recipes.solved_problems(settings), steps=prover.taught_steps, most_repeats=0)
+    problems = recipes.solved_problems(settings)
+    stage = step_labels.warm_stage(settings, found, problems, steps=prover.taught_steps, most_repeats=0)
     extras = stage.extras(params, key) if stage.extras is not None else {}
     state = offline.init_state(stage.method, params, key, extras=extras)
     return offline.scan_steps(stage.method, state, prover.taught_steps)[0].params

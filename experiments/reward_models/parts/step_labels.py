@@ -165,10 +165,13 @@ def repeating(problem: Problem, times: int) -> str:
 
 
 def warm_stage(
-    found: Bench, problems: Sequence[Problem], *, steps: int, most_repeats: int = 2, learning_rate: float = 1e-3
+    settings: OnlineSettings, found: Bench, problems: Sequence[Problem], *, steps: int, most_repeats: int = 2
 ) -> Stage:
-    """Supervised steps on solutions that repeat their last step 0 to ``most_repeats`` times, as often each."""
-    rng = np.random.default_rng(0)
+    """Supervised steps on solutions that repeat their last step 0 to ``most_repeats`` times, as often each.
+
+    Of rows of one's own at the rate of the settings: the rate of the embedded model would ruin loaded weights.
+    """
+    rng, rate = np.random.default_rng(0), 1e-3 if settings.data == "chain" else settings.learning_rate
     if found.score is None:
         texts = [text_lines.repeating(p, int(rng.integers(most_repeats + 1))) for p in problems]
         width = max(len(found.model.tokenizer.encode(text)) for text in texts) + 1
@@ -178,7 +181,7 @@ def warm_stage(
         pairs = [(p.prompt, repeating(p, int(rng.integers(most_repeats + 1)))) for p in problems]
         width = max(len(a) + len(b) for a, b in pairs) + 2
         rows = supervised.supervised_rows(found.model, pairs, width=width)
-    method = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(learning_rate))
+    method = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(rate))
     return Stage(method, steps)
 
 

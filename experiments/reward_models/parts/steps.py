@@ -79,6 +79,22 @@ def cut(trajectories: Trajectories | Responses, closes: Callable[[Array], Array]
     return Steps(ids, mask & (ids < count[:, None]), ends, hashes, count)
 
 
+def only(steps: Steps, mask: Bool[Array, "B T"], kept: Bool[Array, "B T"]) -> Steps:
+    """The steps that are ``kept`` at their ends, numbered anew; what is dropped belongs to the step behind it.
+
+    >>> ids, ends = jnp.array([[0, 0, 1, 2, 2, 3]]), jnp.array([[False, True, True, False, True, False]])
+    >>> steps, mask = Steps(ids, ids < 3, ends, ids, jnp.array([3])), jnp.ones((1, 6), bool)
+    >>> found = only(steps, mask, jnp.array([[True, True, False, True, True, True]]))
+    >>> found.ids.tolist(), found.ends.astype(int).tolist(), found.count.tolist()
+    ([[0, 0, 1, 1, 1, 2]], [[0, 1, 0, 0, 1, 0]], [2])
+    """
+    ends = steps.ends & kept
+    closed = ends.astype(jnp.int32)
+    number = jnp.cumsum(closed, axis=1)
+    ids, count = number - closed, number[:, -1]
+    return Steps(ids, mask & (ids < count[:, None]), ends, steps.hashes, count)
+
+
 def right_steps(steps: Steps, table: Int[Array, "B S"]) -> Bool[Array, "B T"]:
     """At the end of each step: whether its text is that of any reference step of its problem. A repeat is right, too.
 

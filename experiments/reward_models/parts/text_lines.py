@@ -1,7 +1,8 @@
 r"""Lines of written solutions as their steps, for problems of one's own with worked solutions.
 
 A line is right where its last number is a result of the reference: the last number of one of its lines, or what stands
-behind the equals sign of a calculation in ``<<...>>``. A line without a number is right where the reference has it.
+behind the equals sign of a calculation in ``<<...>>``. A line without a number is right where the reference has it, one
+without text is no step.
 """
 
 import re
@@ -87,27 +88,30 @@ def make_label(
         shape = jax.ShapeDtypeStruct(rows.tokens.shape, jnp.bool_)
 
         def judged(*arrays):
-            return right_lines(model.tokenizer.decode, known[int(heldout)], *map(np.asarray, arrays))
+            return told_lines(model.tokenizer.decode, known[int(heldout)], *map(np.asarray, arrays))
 
         given = (rows.tokens, rows.mask, found.ends, rows.problem_ids)
-        return found, jax.pure_callback(judged, shape, *given, vmap_method="sequential")
+        told, right = jax.pure_callback(judged, (shape, shape), *given, vmap_method="sequential")
+        return reader.only(found, rows.mask, told), right
 
     return label, breaks
 
 
-def right_lines(
+def told_lines(
     decode: Callable[[Sequence[int]], str], known: Sequence[set[str]], tokens: np.ndarray, mask: np.ndarray,
     ends: np.ndarray, problem_ids: np.ndarray,
-) -> np.ndarray:  # fmt: skip
-    """At the ``ends`` of lines whether each is right, ``[B, T]``."""
-    right = np.zeros(tokens.shape, bool)
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """At the ``ends`` of lines, ``[B, T]``: whether each says anything, and whether it is right."""
+    told, right = np.zeros(tokens.shape, bool), np.zeros(tokens.shape, bool)
     for row in range(tokens.shape[0]):
         begin = 0
         for end in np.flatnonzero(ends[row]):
             kept = np.flatnonzero(mask[row, begin : end + 1]) + begin
-            right[row, end] = is_right(decode(tokens[row, kept].tolist()), known[int(problem_ids[row])])
+            line = decode(tokens[row, kept].tolist())
+            told[row, end] = bool(line.strip())
+            right[row, end] = told[row, end] and is_right(line, known[int(problem_ids[row])])
             begin = end + 1
-    return right
+    return told, right
 
 
 def repeating(problem: Problem, times: int) -> str:
