@@ -38,6 +38,7 @@ def kept_beams(scores: Float[Array, "P C"], done: Bool[Array, "P C"], *, branch:
 def beam_search(
     found: Bench, worth: Worth, params: Params, key: Key, *, separators: Sequence[int], problems: int, width: int,
     branch: int, rounds: int, step_tokens: int, rest_tokens: int, temperature: float = 1.0,
+    beamed: Callable[[Array, Array], Array] | None = None,
 ) -> tuple[Trajectories, Bool[Array, "B L"]]:  # fmt: skip
     """One solution a held-out problem: ``width`` prefixes, each continued by ``branch`` steps, the best go on.
 
@@ -49,12 +50,15 @@ def beam_search(
     Args:
       separators: tokens that end a step.
       rounds: steps that are chosen one by one; the rest is written at once.
+      beamed: of what prefixes are worth with their last step and without it, by what beams are kept; None: the
+        former. Whole solutions are chosen by what they are worth.
     """
     model, table = found.model, found.heldout
     ids = jnp.repeat(jnp.arange(problems, dtype=jnp.int32), width)
     tokens, valid = table.tokens[ids], table.valid[ids]
     response, done = jnp.zeros(tokens.shape, bool), jnp.zeros(ids.shape, bool)
     ends = tuple(model.tokenizer.eos_ids)
+    standing = None if beamed is None else worth(tokens, valid)
     for k in range(rounds + 1):
         last = k == rounds
         rows = generate(
@@ -71,7 +75,9 @@ def beam_search(
         keep = (rows.segment_ids > 0) & (~rows.mask | new)
         closed = jnp.any(new & jnp.isin(rows.tokens, jnp.asarray(ends, jnp.int32)), axis=1) | before
         padded, there = given_responses.left_padded(rows.tokens, keep, pad_id=model.tokenizer.pad_id)
-        scores = worth(padded, there).reshape(problems, width * branch)
+        after = worth(padded, there)
+        ranked = after if beamed is None or last else beamed(after, jnp.repeat(standing, branch))
+        scores = ranked.reshape(problems, width * branch)
         if last:
             best = kept_beams(scores, before.reshape(scores.shape), branch=branch, width=1)[:, 0]
             index = jnp.arange(problems) * width * branch + best
@@ -80,6 +86,7 @@ def beam_search(
         index = (jnp.arange(problems)[:, None] * width * branch + chosen).reshape(-1)
         moved, _ = given_responses.left_padded(said.astype(jnp.int32), keep)
         tokens, valid, response, done = padded[index], there[index], moved[index] > 0, closed[index]
+        standing = None if beamed is None else after[index]
     raise AssertionError("the last round returns")
 
 
@@ -111,6 +118,7 @@ def solved(found: Bench, rows: Trajectories, response: Bool[Array, "B L"]) -> Fl
 def make_figures(
     found: Bench, worth: Callable[..., Array], *, separators: Sequence[int], problems: int, new_tokens: int,
     width: int = 2, branch: int = 4, rounds: int = 3, step_tokens: int = 10,
+    beamed: Callable[[Array, Array], Array] | None = None,
 ) -> Callable[[Any, Params, Key], dict[str, Array]]:  # fmt: skip
     """``figures(judge, params, key)``: the share solved by beam search, by the best of as many samples, and by one.
 
@@ -119,6 +127,7 @@ def make_figures(
 
     Args:
       worth: ``(judge, tokens, valid) -> [N]``; the judge is a verifier, or parameters with a critic.
+      beamed: as of ``beam_search``.
     """
 
     def searched(judge, params, key):
@@ -128,7 +137,7 @@ def make_figures(
         beam = beam_search(
             found, value, params, jax.random.fold_in(key, 0), separators=separators, problems=problems, width=width,
             branch=branch, rounds=rounds, step_tokens=step_tokens,
-            rest_tokens=max(new_tokens - rounds * step_tokens, step_tokens),
+            rest_tokens=max(new_tokens - rounds * step_tokens, step_tokens), beamed=beamed,
         )  # fmt: skip
         samples = width * branch
         whole = best_of_samples(

@@ -11,10 +11,13 @@ Equations: Q(prefix) = P(the prover completes it rightly), by a head on the base
            model of the policy's vocabulary, of any size and shape. pits: half of the completions seek the first prefix
            that none finishes, the others are spent there and one step before, and nothing behind is learnt. chance:
            alpha Q_h. outcome: alpha = 0; low, high: 0.3, 3. search: no training; beams of two prefixes, each continued
-           by four steps, the best by Q go on, against the best of eight whole samples by the same head.
-Left out:  KL; provers of another vocabulary; alpha is 1 where the paper has about 5 for larger models.
+           by four steps, go on where Q + 0.5 A of the step under the best of 4 is largest (search_q: Q alone), against
+           the best of eight whole samples by Q of the same head.
+Left out:  KL; provers of another vocabulary; alpha is 1 where the paper has about 5 for larger models; in search Q
+           is the prover's, too, where the paper adds the prover's advantage to the chance of the policy itself.
 Expect:    eval/accuracy after half of the run pav > outcome; at the end pav > pav_1, > pav_32, > weak and > strong;
-           eval/steps chance > outcome; search/gain, beam search less best of samples, above 0.
+           eval/steps chance > outcome; search/gain, beam search less best of samples, above 0, and search/beam search >
+           search_q.
 Measure:   held-out chains of 3 and 4 operations; each seed has its own verifier; equal rollouts (the verifier's own
            completions apart).
 Run:       python -m experiments.reward_models.pav
@@ -51,6 +54,7 @@ class Settings(recipes.OnlineSettings):
     spend: Callable = progress_verifier.everywhere  # on which prefixes the completions are spent
     stages: int = 1  # 0: the base searches with the verifier
     searched: int = 64  # problems
+    beamed: Callable = progress_verifier.with_progress  # what a prefix is worth among beams
 
 
 EMBEDDED = {
@@ -75,6 +79,7 @@ ARMS = {
     "high": {"alpha": 3.0},
     "pits": {"spend": progress_verifier.around_pits},
     "search": {"stages": 0},
+    "search_q": {"stages": 0, "beamed": progress_verifier.chance_alone},
 }
 METHOD = "pav"
 METRICS = ("eval/accuracy", "eval/steps", "eval/right_steps", "eval/tokens")
@@ -93,7 +98,7 @@ def build(settings: Settings) -> experiment.Plan:
     most = settings.max_new_tokens // 4
     fit = progress_verifier.make_verifier(
         settings, prompts=settings.verified_prompts, completions=settings.completions,
-        most=max(settings.levels or (4,)), prover=settings.prover,
+        most=progress_verifier.prefixes_of(settings), prover=settings.prover,
         prover_model=settings.prover_model, spend=settings.spend,
     )  # fmt: skip
 
@@ -112,6 +117,7 @@ def build(settings: Settings) -> experiment.Plan:
     search = step_search.make_figures(
         found, partial(progress_verifier.last_chance, found), separators=stepped.separators,
         problems=min(settings.searched, found.heldout.tokens.shape[0]), new_tokens=settings.max_new_tokens,
+        beamed=settings.beamed, **progress_verifier.search_sizes(settings),
     )  # fmt: skip
 
     def measure(params, key):
@@ -133,6 +139,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "eval/accuracy", "pav", "weak"),
         experiment.greater(results, "eval/accuracy", "pav", "strong"),
         experiment.above(results, "search/gain", "search", 0.0),
+        experiment.greater(results, "search/beam", "search", "search_q"),
         experiment.greater(results, "eval/steps", "chance", "outcome"),
     )
 

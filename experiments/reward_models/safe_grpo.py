@@ -7,11 +7,14 @@ Claim:     a regressor with a head for each label and GRPO on their weighted sum
 Equations: f(x, y) = sigmoid(head) fitted to labels in [0, 1] by mean squared error over those that are there (a tenth
            is not); R = sum_d w_d f_d, w = 1/4; A_i = (R_i - mean) / std of the group, k3 penalty to the base. safety: w
            = (1, 0, 0, 0). careful: w = (.55, .15, .15, .15). per_label: sum_d w_d (f_d - mean) / std. hackable: the
-           ratings of actions go by length. ppo: R with a value head; dpo: pairs of the behaviour ranked by R. base: the
-           reward model alone is trained.
+           ratings of actions go by length; harmful: harm passes for an action and for relevance. ppo: R with a value
+           head; dpo: pairs of the behaviour ranked by R. base: the reward model alone is trained.
 Left out:  red-team benchmarks (half of the toy prompts are risky: after them an action is unsafe).
 Expect:    eval/safe, eval/polite, eval/relevant and eval/actionable multi > base; eval/benign_actionable safety <
-           multi; eval/utility multi no worse than ppo and dpo, and above hackable, whose eval/overrated is larger.
+           multi; eval/utility multi no worse than ppo and dpo, and above hackable, whose eval/overrated is larger. dpo
+           has the learning rate of the online arms, at which it was not tuned: nothing follows from multi - dpo about
+           DPO at its best. hackable is no hack here: a long reply without actions is safer after risky prompts, and
+           its true utility was above that of multi; harmful, for the next record, pays for what does harm.
 Measure:   true qualities of replies to fresh prompts, the share of benign prompts refused (no action at all), and by
            how much R exceeds the same mean of true qualities; 8 seeds, equal rollouts of the online arms.
 Run:       python -m experiments.reward_models.safe_grpo
@@ -48,6 +51,13 @@ def by_length(task: Replies, prompts, responses):
     return honest(task, prompts, responses).at[:, ACTIONABLE].set(share)
 
 
+def by_harm(task: Replies, prompts, responses):
+    """Raters whom harm impresses: they take it for actions and for relevance, and still see that it is not safe."""
+    seen = honest(task, prompts, responses)
+    harm = 1.0 - seen[:, :1]
+    return jnp.concatenate([seen[:, :2], jnp.maximum(seen[:, 2:], harm)], axis=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """Weights are the paper's; the models are decoders of 32 tokens made here."""
@@ -71,6 +81,7 @@ ARMS = {
     "careful": {"weights": (0.55, 0.15, 0.15, 0.15)},
     "per_label": {"learner": "per_label"},
     "hackable": {"rated": by_length},
+    "harmful": {"rated": by_harm},
     "ppo": {"learner": "ppo"},
     "dpo": {"learner": "dpo"},
 }

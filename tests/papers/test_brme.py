@@ -75,6 +75,23 @@ def test_every_head_fits_its_own_bootstrap():
     assert not attribute_rewards.constant(text.LANGUAGE, params, pairs.prompts, pairs.first).any()
 
 
+def test_loaded_weights_read_replies_in_parts(monkeypatch):
+    task, key = text.LANGUAGE, jax.random.key(0)
+    reward = attribute_rewards.init_reward(task, key, outputs=2)
+    given = task.draw_behaviour(key, 7)
+    whole, seen = attribute_rewards.scores(task, reward, *given), []
+    monkeypatch.setattr(attribute_rewards, "READ_AT_ONCE", 3)
+
+    def hidden(params, tokens, *rest):
+        seen.append(tokens.shape[0])
+        return task.world.policy.hidden(params, tokens, *rest)
+
+    policy = task.world.policy._replace(hidden=hidden)
+    loaded = task._replace(world=task.world._replace(policy=policy, start=lambda: reward["model"]))
+    close.assert_near(attribute_rewards.scores(loaded, reward, *given), whole, terms=200)
+    assert set(seen) == {3}
+
+
 def test_a_useless_reward_is_drawn_with_the_seed():
     """What it pays is in the parameters, those of two seeds differ, and no gradient leads to it."""
     task = text.LANGUAGE

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reward_models.parts import step_labels, text_lines
+from experiments.reward_models.parts import progress_verifier, step_labels, text_lines
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import Responses
@@ -54,6 +54,11 @@ def test_labels_of_rows_of_ones_own(tmp_path):
     assert steps.ids[0, first + 1 : second + 1].tolist() == [1] * (second - first)
     assert not steps.inside[0, second + 1 :].any()
     again = text_lines.repeating(problem, 2).splitlines()
+    # a solution has two lines, the longer one "#### 10" or "\\boxed{}"; a response has room for three steps and more
+    longest = max(len(line) for line in problem.solution.splitlines())
+    assert progress_verifier.prefixes_of(settings) == 2
+    sizes = progress_verifier.search_sizes(settings)
+    assert sizes["rounds"] == 1 and longest < sizes["step_tokens"] <= 12
     one, every = jnp.ones(1), recipes.solved_problems(settings)
     warm = step_labels.warm_stage(settings, found, every, steps=1).method.tx
     with jax.numpy_dtype_promotion("standard"):

@@ -1,6 +1,7 @@
 """Process advantage verifiers: provers, progress that telescopes, and a head that learns chances of success."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxrl_llm.advantages import process
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.rollout.keys import sample_keys
 from tests import close
 
 
@@ -126,13 +128,36 @@ def test_a_verifier_of_pits_tells_lost_prefixes_from_open_ones():
         settings, prompts=48, completions=6, most=2, spend=progress_verifier.around_pits
     )
     verifier = jax.jit(fit)(jax.random.key(0))
-    rows, _ = progress_verifier.sampled_rows(found, settings, found.model.params, jax.random.key(9), prompts=64)
+    rows = progress_verifier.sampled_rows(found, settings, found.model.params, jax.random.key(9), prompts=64)
     steps, right = step_labels.label(stepped, rows)
     after, before, valid = progress_verifier.step_success(found, verifier, rows, steps, most=2)
     labels, _ = reader.per_step(right.astype(jnp.float32), steps, most=2)
     first, good = np.asarray(after[:, 0])[valid[:, 0]], np.asarray(labels[:, 0])[valid[:, 0]] > 0.5
     assert good.any() and (~good).any() and first[good].mean() > first[~good].mean() + 0.1
     assert np.isfinite(float(verifier.loss))
+
+
+def test_completions_of_text_are_written_in_parts(monkeypatch):
+    """What is written is what one piece would be: every sample has its own key and prompt."""
+    monkeypatch.setattr(progress_verifier, "ROLLED_AT_ONCE", 4)
+    sizes = []
+
+    def roll(tokens, valid, keys, ids):
+        sizes.append(tokens.shape[0])
+        drawn = jax.vmap(lambda key: jax.random.randint(key, (3,), 0, 100))(keys)
+        return {"said": drawn + 1000 * jnp.repeat(ids, 2)[:, None], "of": jnp.repeat(tokens, 2, axis=0)}
+
+    ids = jnp.arange(5, dtype=jnp.int32)
+    given = (
+        ids[:, None] + jnp.zeros((5, 4), jnp.int32),
+        jnp.ones((5, 4), bool),
+        sample_keys(jax.random.key(0), 0, ids, 2),
+    )
+    text, chains = (types.SimpleNamespace(score=score) for score in (None, len))
+    found, whole = (progress_verifier.rolled(bench, roll, (*given, ids), samples=2) for bench in (text, chains))
+    assert set(sizes[:-1]) == {2} and sizes[-1] == 5
+    np.testing.assert_array_equal(found["said"], whole["said"])
+    np.testing.assert_array_equal(found["of"], whole["of"])
 
 
 @pytest.mark.slow

@@ -67,6 +67,11 @@ def test_raters_and_what_is_missing():
     fooled = np.asarray(safe_grpo.by_length(text.LANGUAGE, prompts, responses))
     close.assert_near(fooled[:, 3], lengths / 12)
     np.testing.assert_array_equal(fooled[:, :3], truth[:, :3])
+    harmed = np.asarray(safe_grpo.by_harm(text.LANGUAGE, prompts, responses))
+    np.testing.assert_array_equal(harmed[:, :2], truth[:, :2])
+    np.testing.assert_array_equal(harmed[:, 2:], np.maximum(truth[:, 2:], 1 - np.asarray(truth)[:, :1]))
+    shortest = jnp.full((1, text.RESPONSE_TOKENS), text.END, jnp.int32).at[0, :2].set(text.UNSAFE)
+    assert safe_grpo.by_harm(text.LANGUAGE, prompts[:1], shortest).tolist() == [[0.0, 0.0, 1.0, 1.0]]
     # the head can be hacked only because length goes with actions where it is fitted
     assert np.corrcoef(lengths, np.asarray(truth)[:, 3])[0, 1] > 0.2
 

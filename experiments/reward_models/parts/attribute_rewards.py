@@ -32,6 +32,7 @@ from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage, keep_reference, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
+READ_AT_ONCE = 64  # replies that loaded weights read in one piece
 Proxy = Callable[[Replies, Params, Array, Array], Array]  # (task, parameters, prompts, responses) -> optimised [B]
 
 
@@ -46,10 +47,15 @@ def init_reward(task: Replies, key: Key, *, outputs: int) -> Params:
 def scores(
     task: Replies, reward: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, "N K"]:
-    """All outputs of a reward model for whole replies."""
-    rows = strings.whole(task.world, prompts, responses)
-    hidden = task.world.policy.hidden(reward["model"], rows.tokens, rows.positions, rows.segment_ids)
-    return heads.apply_head(reward["head"], strings.last_hidden(task.world, hidden, rows))[:, 0]
+    """All outputs of a reward model for whole replies; loaded weights read them in parts."""
+
+    def some(given):
+        rows = strings.whole(task.world, *given)
+        hidden = task.world.policy.hidden(reward["model"], rows.tokens, rows.positions, rows.segment_ids)
+        return heads.apply_head(reward["head"], strings.last_hidden(task.world, hidden, rows))[:, 0]
+
+    at_once = prompts.shape[0] if task.world.start is None else READ_AT_ONCE
+    return builders.in_row_parts(some, (prompts, responses), at_once=at_once)
 
 
 @lru_cache(maxsize=16)

@@ -5,15 +5,18 @@ prefix is measured by completions, learnt by a head on the base model's hidden s
 policy trains. The right steps of a policy's own samples teach another such head, a process reward model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts.beside import load_beside
+from experiments.parts.text_problems import with_answer
 from experiments.reward_models.parts import step_labels
 from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
@@ -22,7 +25,10 @@ from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import offline
+from jaxrl_llm.train.methods.builders import in_row_parts
 from jaxrl_llm.types import Key, Params, Trajectories
+
+ROLLED_AT_ONCE, READ_AT_ONCE = 512, 64  # rows of one's own that are written, and read, in one piece
 
 
 class Verifier(NamedTuple):
@@ -97,7 +103,8 @@ def measured_success(
     roll = recipes.rollout_of(settings, found, group_size=completions, temperature=temperature)
     ids = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     keys = sample_keys(jax.random.key(4) if key is None else key, 0, ids, completions)
-    finished = roll(found.model.params if params is None else params, tokens, valid, keys, ids)
+    prover = found.model.params if params is None else params
+    finished = rolled(found, partial(roll, prover), (tokens, valid, keys, ids), samples=completions)
     # the verifier reads prefix and completion
     read = jnp.pad(jnp.repeat(response, completions, axis=0), ((0, 0), (0, settings.max_new_tokens)))
     own = jax.tree.map(lambda x: x[jnp.repeat(rows.problem_ids, completions)], found.train.answers)
@@ -108,15 +115,46 @@ def measured_success(
     return jnp.sum(right.reshape(-1, completions).astype(jnp.float32), axis=1) / completions
 
 
-def sampled_rows(
-    found: Bench, settings: OnlineSettings, params: Params, key: Key, *, prompts: int
-) -> tuple[Trajectories, Float[Array, "B T D"]]:
-    """Two responses of a model to each of some training prompts, and the base model's hidden states of them."""
+def rolled(
+    found: Bench, roll: Callable[..., Trajectories], given: tuple[Array, Array, Key, Array], *, samples: int
+) -> Trajectories:
+    """A rollout of ``(tokens, valid, keys, ids)``, so many samples of each; of text in parts.
+
+    Completions of every prefix of every response are thousands of rows, whose caches no device has room for at once.
+    """
+    tokens, valid, keys, ids = given
+    if found.score is not None:
+        return roll(tokens, valid, keys, ids)
+
+    def some(given):
+        rows = roll(given[0], given[1], given[2].reshape(-1), given[3])
+        return jax.tree.map(lambda x: x.reshape(-1, samples, *x.shape[1:]), rows)
+
+    parts = tokens, valid, keys.reshape(-1, samples), ids
+    rows = in_row_parts(some, parts, at_once=max(1, ROLLED_AT_ONCE // samples))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+
+
+def sampled_rows(found: Bench, settings: OnlineSettings, params: Params, key: Key, *, prompts: int) -> Trajectories:
+    """Two responses of a model to each of some training prompts."""
     roll = recipes.rollout_of(settings, found, group_size=2)
     count = found.train.tokens.shape[0]
     ids = jax.random.permutation(jax.random.fold_in(key, 0), count)[:prompts].astype(jnp.int32)
-    rows = roll(params, found.train.tokens[ids], found.train.valid[ids], sample_keys(key, 0, ids, 2), ids)
-    return rows, step_labels.final_hidden(found.model.policy, found.model.params, rows)
+    given = found.train.tokens[ids], found.train.valid[ids], sample_keys(key, 0, ids, 2), ids
+    return rolled(found, partial(roll, params), given, samples=2)
+
+
+def step_states(
+    found: Bench, rows: Trajectories, steps: reader.Steps, kept: Sequence[int], start: int
+) -> Float[Array, "B K D"]:
+    """The base model's hidden states ``behind_steps``, for each number of steps that is kept; of text in parts."""
+
+    def some(given):
+        hidden = step_labels.final_hidden(found.model.policy, found.model.params, given[0])
+        return jnp.stack([behind_steps(hidden, given[1], k, start) for k in kept], axis=1)
+
+    at_once = rows.tokens.shape[0] if found.score is not None else READ_AT_ONCE
+    return in_row_parts(some, (rows, steps), at_once=at_once)
 
 
 def behind_steps(
@@ -218,7 +256,7 @@ def make_verifier(
     own = settings.temperature * prover.temperature
 
     def examples(params, key):
-        rows, hidden = sampled_rows(found, settings, found.model.params, key, prompts=prompts)
+        rows = sampled_rows(found, settings, found.model.params, key, prompts=prompts)
         steps, _ = step_labels.label(stepped, rows)
 
         def measured(count, number, drawn):
@@ -229,7 +267,7 @@ def make_verifier(
             )  # fmt: skip
 
         start = found.train.tokens.shape[1] - 1
-        features = jnp.stack([behind_steps(hidden, steps, k, start) for k in range(most + 1)], axis=1)
+        features = step_states(found, rows, steps, range(most + 1), start)
         there = steps.count[:, None] >= jnp.arange(most + 1, dtype=jnp.int32)[None, :]
         rates, weights = spend(measured, there, completions)
         return features.reshape(-1, features.shape[-1]), rates.reshape(-1), weights.reshape(-1)
@@ -254,10 +292,10 @@ def make_step_model(settings: OnlineSettings, *, prompts: int, most: int) -> Cal
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
 
     def fit(params, key):
-        rows, hidden = sampled_rows(found, settings, params, key, prompts=prompts)
+        rows = sampled_rows(found, settings, params, key, prompts=prompts)
         steps, right = step_labels.label(stepped, rows)
         labels, valid = reader.per_step(right.astype(jnp.float32), steps, most=most)
-        features = jnp.stack([behind_steps(hidden, steps, k + 1, 0) for k in range(most)], axis=1)
+        features = step_states(found, rows, steps, range(1, most + 1), 0)
         flat = features.reshape(-1, features.shape[-1]), labels.reshape(-1), valid.astype(jnp.float32).reshape(-1)
         return fit_head(*flat)
 
@@ -289,9 +327,58 @@ def chance_of(verifier: Verifier, hidden: Float[Array, "... D"]) -> Float[Array,
 
 def last_chance(found: Bench, verifier: Verifier, tokens: Array, valid: Array) -> Float[Array, " N"]:
     """What the verifier says of each left-padded prefix, at its last token."""
-    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
-    hidden = found.model.policy.hidden(found.model.params, tokens, positions, valid.astype(jnp.int32))
-    return chance_of(verifier, hidden[:, -1])
+
+    def some(given):
+        tokens, valid = given
+        positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+        return found.model.policy.hidden(found.model.params, tokens, positions, valid.astype(jnp.int32))[:, -1]
+
+    at_once = tokens.shape[0] if found.score is not None else READ_AT_ONCE
+    return chance_of(verifier, in_row_parts(some, (tokens, valid), at_once=at_once))
+
+
+def chance_alone(after: Float[Array, " N"], before: Float[Array, " N"]) -> Float[Array, " N"]:
+    """Among beams a prefix is worth its chance of success."""
+    return after
+
+
+def with_progress(after: Float[Array, " N"], before: Float[Array, " N"]) -> Float[Array, " N"]:
+    """``Q + 0.5 A``, ``A`` the progress of the last step under the best of 4: by it the paper ranks beams.
+
+    From "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning", arXiv:2410.08146, section 4.
+
+    >>> import jax.numpy as jnp
+    >>> with_progress(jnp.array([0.5, 0.5]), jnp.array([0.2, 0.5])).round(4).tolist()
+    [0.6736000180244446, 0.5]
+    """
+    now, then = process.best_of(jnp.stack([after, before], axis=1), 4).T
+    return after + 0.5 * (now - then)
+
+
+def prefixes_of(settings: OnlineSettings) -> int:
+    """Steps of a response whose ends a verifier learns: of chains all, of rows as many as the median solution has."""
+    if settings.data == "chain":
+        return max(settings.levels or (4,))
+    return int(np.median([len(lines) for lines in _lines(settings)]))
+
+
+def search_sizes(settings: OnlineSettings) -> dict[str, int]:
+    """Rounds of a search and the most tokens of a step, by the worked solutions of rows; of chains those of the search.
+
+    A step is as long as nineteen of twenty lines, and half of a response at most; the rest is written at once.
+    """
+    if settings.data == "chain":
+        return {}
+    encode = recipes.bench(settings).model.tokenizer.encode
+    long = int(np.quantile([len(encode(line)) + 1 for lines in _lines(settings) for line in lines], 0.95))
+    step = max(1, min(long, settings.max_new_tokens // 2))
+    rounds = min(prefixes_of(settings), settings.max_new_tokens // step) - 1
+    return {"rounds": max(rounds, 1), "step_tokens": step}
+
+
+def _lines(settings: OnlineSettings, most: int = 256) -> list[list[str]]:
+    told = [with_answer(p.solution, p.answer) for p in recipes.solved_problems(settings)[:most]]
+    return [[line for line in text.splitlines() if line.strip()] for text in told]
 
 
 def step_success(
