@@ -9,10 +9,14 @@ Equations: r_t = C 1[right] - P w(step of t), C = 2, P = 1; w from V = 4 critiqu
            verdict is turned round with chance 0.2; one critique in ten cannot be read and has no vote (outspoken:
            none). generative, generative_single: the critic is a language model, the base taught critiques of its own
            labelled samples, which reads problem and solution and writes its verdicts, drawn V times.
-Left out:  a critic larger than the policy that is asked as it is; C, P and V are recalled from the paper, not read. Of
-           --data the steps are lines, right by the results of the worked solutions.
+Left out:  a critic larger than the policy that is asked as it is, also behind an address: every update asks V critiques
+           of every response, thousands a step, and no cache helps, for every response is new; a generative reward model
+           of the outcome alone, whose verdict a verifier has for nothing here. Oracles err at 0.2 or not at all: the
+           dose of their error between is not recorded. C, P and V are recalled from the paper, not read. Of --data the
+           steps are lines, right by the results of the worked solutions.
 Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only lowest, by answers
-           with few steps; as a secondary figure generative > generative_single.
+           with few steps; as figures beside the claim generative > generative_single and majority > equal, whose
+           penalty weighs as much as a right answer.
 Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.reward_models.capo
 """

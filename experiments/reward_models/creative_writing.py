@@ -21,6 +21,8 @@ Left out:  language models in the embedded world, whose replies are no text; the
            roles; a verdict has no likelihood, so that a model in a folder is asked where a server serves it.
 Expect:    eval/utility adversarial > fixed, adversarial > rm_multi and rm_multi > rm_single; judge/agreement with the
            truth adversarial > fixed and adversarial > no_reflection; rm_debate > one_reading as a secondary figure.
+           The record says contradicted of rules that agreed with the truth in 0.71 of cases, the two fixed ones in
+           0.83: play found worse rules there. The bed asks for 0.65, below which a judge is near chance.
 Measure:   true utility and qualities of replies to fresh prompts; each seed plays its own games; equal rollouts; labels
            used: 48 by the judge's reflection and 256 by its reader, 1024 pairs by a reward model.
 Run:       python -m experiments.reward_models.creative_writing
@@ -72,6 +74,7 @@ ARMS = {
     "no_retrieval": {"labels": "debate", "trust": 0.0},
     "one_reading": {"labels": "debate", "arguments": 0},
 }
+BED = experiment.Bed(metric="eval/utility", baseline="fixed", judges=(("adversarial", "judge/agreement", 0.65),))
 METRICS = ("eval/utility", "judge/agreement", "eval/varied", "eval/safe", "eval/proxy")
 CURVES = ("eval/utility", "eval/varied", "eval/safe", "eval/length", "kl/ref")
 

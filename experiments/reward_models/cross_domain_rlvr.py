@@ -11,7 +11,8 @@ Equations: r = P(yes) where it says yes, 1 - P(no) where it says no, 0 else (sof
            rule_soft: shared digits (Jaccard); large: the judge that was distilled, wrong on 5 %, or a model of language
            behind --large-judge ADDRESS; raw: soft rewards as they are.
 Left out:  here, judges of 7B and 72B parameters and domains beyond three kinds of arithmetic; KL.
-Expect:    eval/accuracy small_soft > rule, small_soft >= small and |small - large| < 0.03.
+Expect:    eval/accuracy small_soft > rule; small_soft no worse than small, and small no worse than large, by more than
+           0.05: at eight seeds 0.042 is the least that other records could tell.
 Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
            is first taught to write either; each seed trains its judge; equal rollouts.
 Run:       python -m experiments.reward_models.cross_domain_rlvr; at scale --model DIR --data FILE of any domain,
@@ -130,8 +131,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "small_soft", "rule"),
-        experiment.greater(results, "eval/accuracy", "small_soft", "small", by=-0.01),
-        experiment.close(results, "eval/accuracy", "small", "large", within=0.03),
+        experiment.greater(results, "eval/accuracy", "small_soft", "small", by=-0.05),
+        experiment.greater(results, "eval/accuracy", "small", "large", by=-0.05),
     )
 
 

@@ -12,7 +12,8 @@ Equations: a report names its principle (reasoning or looks, by the question), c
            rejected: the first twice, the second time on reports of the judge that it made, in the place of RL;
            no_rejection: RL alone; direct: both, without a critique; no_principles: both,
            without the name; hinted, unhinted: both, from a base that has read hints which answer is the best; in hinted
-           a pair without a right sample gets 3 more with a hint, which are learnt without it. panels: both, on one, two
+           a pair without a right sample gets 3 more with a hint, which are learnt without it. no_shuffle: rl,
+           whose votes are all in one order. panels: both, on one, two
            and four answers in equal shares, every sample in an order of its own; panels_rejected, panels_base likewise.
            Every arm trains a meta model on its own samples. Over pairs of one's own with --report words a report is
            free text of the loaded model: it is asked for principles, then critiques, then a line of scores, which alone
@@ -20,9 +21,10 @@ Equations: a report names its principle (reasoning or looks, by the question), c
            model behind --writer ADDRESS.
 Left out:  principles in free words in the embedded world, where a report names one of two; four answers in rows of
            one's own, which are pairs (panels there: one and two).
-Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_gain (32 votes less 1) rl > base;
-           eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0;
-           eval/vote_1 panels > panels_rejected.
+Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_32 rl > base, > direct and > no_shuffle
+           (the gain, 32 votes less 1, is at most what vote_1 leaves to 1: less for the better judge, whatever votes
+           mend of independent slips, so that gains are shown and not compared); eval/meta_gain (the meta model's vote
+           of 32 less the plain one) of rl above 0; eval/vote_1 panels > panels_rejected.
 Measure:   fresh pairs of worked sums with a best answer, in both orders (panels: of one, two and four, those of several
            with a best one); votes of k = 1, 2, 4, 8, 16 and 32; the judge can check a sum, then learns from careless
            reports; 250 updates before the meta model: 100 of rejection and 150 of RL, or of a second rejection
@@ -115,12 +117,21 @@ right_reports = partial(toy.draw_principled, error_rate=0.0, mistaken=0.0)
 
 def both_orders(task: Reports, params, prompts, key):
     """``(scored, scores, trust)`` of 32 reports on each pair, the orders in turn, every other one swapped back."""
-    half, found = VOTES[-1] // 2, []
-    for side, shown in enumerate((prompts, task.swapped(prompts))):
+    return _two_halves(task, params, (prompts, task.swapped(prompts)), key, back=1)
+
+
+def one_order(task: Reports, params, prompts, key):
+    """As ``both_orders``, all in the order of the prompts: a liking for a place is in every vote."""
+    return _two_halves(task, params, (prompts, prompts), key, back=None)
+
+
+def _two_halves(task: Reports, params, orders, key, *, back: int | None):
+    (prompts, _), half, found = orders, VOTES[-1] // 2, []
+    for side, shown in enumerate(orders):
         said = strings.sample(task.world, params["judge"], shown, jax.random.fold_in(key, 1 + side), samples=half)
         _, scored, scores = toy.read_report(task, said)
         trust = report_judges.meta_logits(task, params["meta"], jnp.repeat(shown, half, axis=0), said)
-        found.append((scored, scores[:, ::-1] if side else scores, trust))
+        found.append((scored, scores[:, ::-1] if side == back else scores, trust))
     scored, scores, trust = (
         jnp.stack([x.reshape(prompts.shape[0], half, *x.shape[1:]) for x in side], axis=2)
         for side in zip(*found, strict=True)
@@ -186,6 +197,7 @@ ARMS = {
     "no_principles": {"reports": without_names},
     "hinted": {"reports": partial(toy.draw_principled, hints=0.2), "hints": 3},
     "unhinted": {"reports": partial(toy.draw_principled, hints=0.2)},
+    "no_shuffle": {"judged": one_order},
     "panels": PANELS,
     "panels_rejected": PANELS | {"then": rejected_again},
     "panels_base": PANELS | {"then": nothing, "rejection_steps": 0},
@@ -234,13 +246,12 @@ def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Each stage makes a better judge, RL gains more from votes, and the meta model does not spoil the vote."""
+    """Each stage makes a better judge, RL one that votes better, in turns; the meta model does not spoil the vote."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/vote_1", "rl", "rejected"),
         experiment.greater(results, "eval/vote_1", "rejected", "base"),
-        experiment.greater(results, "eval/vote_gain", "rl", "base"),
-        experiment.greater(results, "eval/vote_32", "rl", "direct"),
+        *(experiment.greater(results, "eval/vote_32", "rl", arm) for arm in ("base", "direct", "no_shuffle")),
         experiment.greater(results, "eval/vote_1", "rl", "no_principles"),
         experiment.above(results, "eval/meta_gain", "rl", 0.0),
         experiment.greater(results, "eval/vote_1", "panels", "panels_rejected"),

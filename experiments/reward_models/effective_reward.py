@@ -4,14 +4,15 @@ Paper:     Gao et al., "On Designing Effective RL Reward at Training Time for LL
 Claim:     adding the scores of a process reward model to the success reward makes RL repeat easy steps; bounding the
            sum of the rewards, by Clip and Delta, makes them help; a learned outcome reward adds nothing.
 Equations: at the end of step k: naive alpha s_k; clip alpha min(s_k - eta, 0); delta alpha (s_k - s_{k+1}), last step
-           alpha s_k; clip_delta: delta of the clipped scores; orm: alpha min_k s_k at the end; length: - alpha of the
-           share of the tokens used, at the end. In all arms 1 for a right answer at the end. PPO with a value head,
+           alpha s_k; clip_delta: delta of the clipped scores; orm: alpha min_k s_k at the end; learned_orm: alpha
+           P(right), of a head on the last state fitted to outcomes of the taught model's samples; length: - alpha of
+           the share of the tokens used, at the end. In all arms 1 for a right answer at the end. PPO with a value head,
            gamma = lambda = 1. s_k is 1 for a step that the reference has, also when it was said before (the weakness
            that is exploited), else 0; learned, learned_naive: clip_delta and naive with s_k of a process reward model,
            a head on the base model's hidden states fitted to such labels of the taught model's samples.
 Left out:  KL; a process reward model of its own backbone; alpha is 0.2, for short solutions, in place of 0.02.
 Expect:    eval/repeated_steps and eval/steps naive > success; eval/accuracy clip_delta >= success and > naive; as
-           secondary figures the same of the learned arms.
+           secondary figures the same of the learned arms; success no worse than learned_orm by more than 0.02.
 Measure:   held-out chains of 2 and 3 operations; the model is first taught to repeat its last step 0 to 2 times;
            8 seeds, equal rollouts.
 Run:       python -m experiments.reward_models.effective_reward
@@ -55,6 +56,7 @@ class Settings(recipes.OnlineSettings):
     length: float = 0.0  # weight of an explicit price of length
     warm_steps: int = 0
     learned_from: int = 0  # prompts whose labelled samples teach a process reward model; 0: the labels themselves
+    outcome_from: int = 0  # prompts whose samples teach an outcome reward model; 0: the weakest step is its score
 
 
 EMBEDDED = {
@@ -72,6 +74,7 @@ ARMS = {
     "clip": {"shape": process.clipped_steps},
     "delta": {"shape": process.delta_steps},
     "orm": {"shape": nothing, "orm": 0.2},
+    "learned_orm": {"shape": nothing, "orm": 0.2, "outcome_from": 256},
     "length": {"shape": nothing, "length": 0.2},
     "learned": {"learned_from": 256},
     "learned_naive": {"shape": process.plain_steps, "learned_from": 256},
@@ -86,6 +89,12 @@ class Judged(NamedTuple):
     step_model: Any
 
 
+class Graded(NamedTuple):
+    """Extras of a state: the learned outcome reward model."""
+
+    outcome_model: Any
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage, then PPO on success and the arm's rewards of steps."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
@@ -97,7 +106,11 @@ def build(settings: Settings) -> experiment.Plan:
             model = declared(Judged, extras).step_model
             scores, _, valid = progress_verifier.step_success(found, model, rows, steps, most=most)
         used = jnp.sum(rows.mask.astype(jnp.float32), axis=1) / settings.max_new_tokens
-        end = rewards.value + settings.orm * weakest(scores, valid) - settings.length * used
+        if settings.outcome_from:
+            outcome = progress_verifier.outcome_success(found, declared(Graded, extras).outcome_model, rows)
+        else:
+            outcome = weakest(scores, valid)
+        end = rewards.value + settings.orm * outcome - settings.length * used
         paid = returns.at_last_token(end, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.shape(scores, valid), steps)
 
@@ -107,6 +120,9 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.learned_from:
         fit = progress_verifier.make_step_model(settings, prompts=settings.learned_from, most=most)
         train = train._replace(extras=lambda params, key: Judged(fit(params["model"], key))._asdict())
+    if settings.outcome_from:
+        grade = progress_verifier.make_outcome_model(settings, prompts=settings.outcome_from)
+        train = train._replace(extras=lambda params, key: Graded(grade(params["model"], key))._asdict())
     stages = [warm._replace(method=step_labels.of_model(warm.method)), train]
     plan = step_labels.make_step_plan(settings, found, stages)
     return recipes.with_heads(found, plan, value=1)
@@ -120,6 +136,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "eval/repeated_steps", "naive", "success"),
         experiment.greater(results, "eval/steps", "naive", "success"),
         experiment.greater(results, "eval/accuracy", "clip_delta", "naive"),
+        experiment.greater(results, "eval/accuracy", "success", "learned_orm", by=-0.02),
     )
 
 

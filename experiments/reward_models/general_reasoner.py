@@ -4,11 +4,11 @@ Paper:     Ma et al., "General-Reasoner: Advancing LLM Reasoning Across All Doma
 Claim:     RL without supervised data works beyond mathematics when a small generative verifier with a chain of thought
            compares the answers; without the thought it is misled, and a rule misses right answers.
 Equations: R = -0.5 without an answer; [passed] (1 - 0.05 min(10, |tokens of the answer - tokens of the reference|));
-           GRPO on the problems that the model solves in 1 to 7 of 8 samples. cot: a decoder reads both numbers, writes
-           the canonical form of each and then its verdict; direct: the same decoder writes its verdict at once, from as
-           many judged examples; no_length: without the price; all_problems: none is left out; rule: passed if the
-           number is the same; oracle: passed if it is right; large: by a judge that is wrong on 5 %, or by a model of
-           language behind --large-judge ADDRESS, whom cot and direct then imitate.
+           GRPO on the problems that the taught model solves in 1 to 7 of 8 samples, in either form. cot: a decoder
+           reads both numbers, writes the canonical form of each and then its verdict; direct: the same decoder writes
+           its verdict at once, from as many judged examples; no_length: without the price; all_problems: none is left
+           out; rule: passed if the number is the same; oracle: passed if it is right; large: by a judge that is wrong
+           on 5 %, or by a model of language behind --large-judge ADDRESS, whom cot and direct then imitate.
 Left out:  here, a verifier of 1.5B parameters; the data pipeline but for its last filter, KL of 1e-4.
 Expect:    eval/accuracy cot > direct > rule; judge/false_positives cot < direct.
 Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
@@ -19,7 +19,9 @@ Run:       python -m experiments.reward_models.general_reasoner; at scale --mode
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,6 +30,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train import offline
 
 PUBLISHED = 100_000  # examples
 
@@ -72,6 +75,29 @@ def mixed(rates: np.ndarray) -> np.ndarray:
     """
     found = (rates > 0) & (rates < 1)
     return found if found.any() else np.ones(rates.shape, bool)
+
+
+def rates_once_taught(settings) -> np.ndarray:
+    """Shares of 8 samples that are right, of the model as RL finds it: the warm stage teaches the forms of answers.
+
+    Problems are chosen once, as published data are: by one run of that stage, for all seeds.
+    """
+    return _rates(recipes.bench_identity(settings), settings.learning_rate, settings.warm_steps)
+
+
+@lru_cache(maxsize=8)
+def _rates(identity: tuple, rate: float, steps: int) -> np.ndarray:
+    settings = dataclasses.replace(recipes.OnlineSettings(**dict(identity)), learning_rate=rate)
+    found, key = free_answers.by_residues(settings), jax.random.key(23)
+    stage = free_answers.warm_stage(settings, steps=steps)
+    extras = stage.extras(found.model.params, key) if stage.extras is not None else {}
+    params = jax.tree.map(jnp.copy, found.model.params)
+    state = offline.init_state(stage.method, params, key, extras=extras)
+    taught = offline.scan_steps(stage.method, state, steps)[0].params if steps else params
+    rows = np.arange(found.train.tokens.shape[0])
+    return curricula.pass_rates(
+        found, found.model._replace(params=taught), rows, samples=8, max_new_tokens=settings.max_new_tokens
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +153,8 @@ def build(settings: Settings) -> experiment.Plan:
 
     slots = {}
     if settings.keep is not None:
-        rows = np.arange(free.bench.train.tokens.shape[0])
-        rates = curricula.sample_pass_rates(free.bench, settings, rows, samples=8)
-        slots["sampler"] = curricula.make_chosen(settings.keep(rates), "solved in some and not in all of its samples")
+        kept = settings.keep(rates_once_taught(settings))
+        slots["sampler"] = curricula.make_chosen(kept, "solved in some and not in all of its samples")
     stage = answer_judges.judged_stage(
         settings, free, verifier, advantages=group.group_normalized_advantages, worth=worth, **slots
     )

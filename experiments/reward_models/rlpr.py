@@ -8,8 +8,9 @@ Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 wit
            starts; R = 0.9 s + 0.1 [answered]; GRPO on prompts whose std of R is at least beta times a running mean of
            it, from the 11th step on. product: prod_i p_i; biased: without p_0; unfiltered: all prompts; rule: 1 for the
            same number. refill: twice as many prompts are drawn, and the first ones that pass fill the batch. penalty:
-           less 0.2 times the share of 4-grams that were said before. verifree: R = prod_i p_i without p_0 and filter,
-           and R log p(y* | x, z) is raised as well; verifier: a generative judge says whether the answer is right.
+           less 0.2 times the share of 4-grams that were said before. verifree: R = prod_i p_i without p_0 and filter, A
+           = R less the mean of the others of its group, on the tokens of the reasoning z alone, and R log p(y* | x, z)
+           is raised as well; verifier: a generative judge says whether the answer is right.
 Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 40 steps.
 Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
 Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
@@ -54,7 +55,9 @@ class Settings(recipes.OnlineSettings):
     warm_steps: int = 0
     draw: int = 1  # times as many prompts as train; those that pass the filter fill the batch
     penalty: float = 0.0  # of 4-grams that were said before
-    raised: float = 0.0  # weight with which the reference's own likelihood is raised, and nothing is corrected
+    # weight with which the reference's own likelihood is raised; nothing is corrected, and answers are no actions
+    raised: float = 0.0
+    advantages: Callable[..., Array] = group.group_normalized_advantages
     examples: int = 0  # that a generative judge is trained on, in the place of probabilities
 
 
@@ -74,7 +77,12 @@ ARMS = {
     "unfiltered": {"beta": 0.0},
     "refill": {"draw": 2},
     "penalty": {"penalty": 0.2},
-    "verifree": {"how": free_answers.product_probability, "beta": 0.0, "raised": 1.0},
+    "verifree": {
+        "how": free_answers.product_probability,
+        "beta": 0.0,
+        "raised": 1.0,
+        "advantages": group.rloo_advantages,
+    },
     "verifier": {"examples": 2000, "beta": 0.0},
 }
 METHOD = "rlpr"
@@ -143,13 +151,14 @@ def build(settings: Settings) -> experiment.Plan:
         if settings.raised:
             shown = free_answers.with_reference(free, rows)
             own |= free_answers.Likelihood(shown, settings.raised * value)._asdict()
+            rows = rows._replace(mask=free_answers.reasoning_of(free, rows))
         if settings.examples:
             read = free.read(rows)
             right = free.equivalent(*read, jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers))
             own |= answer_judges.Passed(value > 0.5, right, read[1])._asdict()
         inner = builders.make_estimate(
             policy,
-            builders.per_response(group.group_normalized_advantages),
+            builders.per_response(settings.advantages),
             temperature=settings.temperature,
             keep=lambda rows, rewards: keep,
             row_extras=lambda extras, rows, rewards: own,

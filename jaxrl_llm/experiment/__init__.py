@@ -11,6 +11,7 @@ from jaxrl_llm.experiment.claims import (
     gains_more,
     greater,
     grows_more,
+    keeps,
     smaller,
     steadier,
 )
@@ -22,5 +23,5 @@ from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
     "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude",
-    "exceeds_own", "gains_more", "greater", "grows_more", "main", "smaller", "steadier", "up_to",
+    "exceeds_own", "gains_more", "greater", "grows_more", "keeps", "main", "smaller", "steadier", "up_to",
 ]  # fmt: skip

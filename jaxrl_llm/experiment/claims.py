@@ -227,6 +227,14 @@ def grows_more(
     return _made(results, text, metric, arm, than, rises, diverged=diverged, planned=planned)
 
 
+def keeps(results: Results, metric: str, arm: str, *, share: float, start: int, end: int | None = None) -> Part:
+    """``metric`` of ``arm`` at ``end`` (None: the last step) exceeds a share of what it was at ``start``, by seed."""
+    last, _, diverged, planned = _paired(results, metric, (arm, arm), (end, end))
+    first, _, _, _ = _paired(results, metric, (arm, arm), (start, start))
+    text = f"{metric}, {arm} - {share:g} of it at step {start} > 0"
+    return _made(results, text, metric, arm, arm, last - share * first, diverged=diverged, planned=planned)
+
+
 def gains_more(results: Results, metric: str, other: str, arm: str, than: str, *, step=None) -> Part:
     """``arm`` is ahead of ``than`` by more in ``metric`` than in the metric ``other``: differences of differences."""
     pairs = [_paired(results, name, (arm, than), (step, step)) for name in (metric, other)]

@@ -181,6 +181,13 @@ def test_an_arm_beside_another_of_its_own_metrics():
     assert found.text == "eval/accuracy at step 2 - eval/majority at step 1, a > 0"
 
 
+def test_what_is_kept_is_a_share_of_each_seeds_own():
+    found = claims.keeps(RISES, "eval/accuracy", "base", share=1.2, start=1)
+    assert found.values == doubles((0.3 - 0.24, 0.4 - 0.36, 0.5 - 0.48))
+    assert found.text == "eval/accuracy, base - 1.2 of it at step 1 > 0"
+    assert judged(claims.keeps(RISES, "eval/accuracy", "base", share=4.0, start=1)).verdict == "contradicted"
+
+
 def made(values, **more):
     return claims.Part("part", "eval/accuracy", "a", "b", tuple(values), d_star=0.02, planned=len(values), **more)
 

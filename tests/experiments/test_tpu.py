@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from experiments.curriculum.parts import synthesis
+from experiments.reward_models import general_reasoner
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.experiment import arms, compare, curricula
@@ -50,7 +51,11 @@ def _rates(monkeypatch):
         solved = np.linspace(0.0, 1.0, found.train.tokens.shape[0])
         return synthesis.FirstRound(found.model.params, np.stack([solved] * epochs, axis=1), solved)
 
+    def taught(settings):
+        return pass_rates(None, settings, np.arange(curricula.recipes.bench(settings).train.tokens.shape[0]), samples=8)
+
     monkeypatch.setattr(curricula, "sample_pass_rates", pass_rates)
+    monkeypatch.setattr(general_reasoner, "rates_once_taught", taught)
     monkeypatch.setattr(synthesis, "first_round", first_round)
     monkeypatch.setattr(synthesis, "solved_share", lambda settings, params, table, *_: np.full(len(table.level), 0.5))
 

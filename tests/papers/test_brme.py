@@ -71,16 +71,30 @@ def test_every_head_fits_its_own_bootstrap():
     for h in range(3):
         drawn = [x[:, h] + jnp.exp(jnp.clip(x[:, 3 + h], -3, 1)) * noise[:, s, h] for s, x in enumerate(both)]
         expected += float(jnp.sum(counts[:, h] * bradley_terry_loss(*drawn).loss)) / 8
-    close.assert_near(value, expected, magnitude=0)
+    # deviations learn how far a head lies from the mean of all, each without its own mean
+    raw = np.concatenate([np.asarray(x, np.float64) for x in both])
+    mean = raw[:, :3] - raw[:, :3].mean(0)
+    gap = (mean - mean.mean(1, keepdims=True)) / np.exp(np.clip(raw[:, 3:], -5, 3))
+    expected += (0.5 * gap**2 + np.clip(raw[:, 3:], -5, 3)).sum(1).mean()
+    close.assert_near(value, expected, terms=200)
     assert not attribute_rewards.constant(text.LANGUAGE, params, pairs.prompts, pairs.first).any()
+
+
+def test_deviations_learn_how_far_a_head_lies_from_all():
+    """By preferences alone every deviation falls to its bound, and the surest head is always the first."""
+    mean = jnp.array([[1.0, 2.0, 9.0], [3.0, 2.0, 5.0]])  # less their means: [-1, 0, 2], [1, 0, -2]
+    spread = jnp.log(jnp.array([[4 / 3, 1 / 3, 5 / 3]] * 2))  # what they lie from 1/3 and -1/3
+    slope = jax.grad(lambda x: jnp.sum(attribute_rewards.calibration(x)))(jnp.concatenate([mean, spread], axis=1))
+    close.assert_near(slope, jnp.zeros((2, 6)))  # of the means none at all, of deviations none where they are right
+    low = jax.grad(lambda x: jnp.sum(attribute_rewards.calibration(x)))(jnp.concatenate([mean, spread - 1], axis=1))
+    assert (np.asarray(low)[:, 3:] < 0).all()  # too sure: they grow
 
 
 def test_loaded_weights_read_replies_in_parts(monkeypatch):
     task, key = text.LANGUAGE, jax.random.key(0)
     reward = attribute_rewards.init_reward(task, key, outputs=2)
     given = task.draw_behaviour(key, 7)
-    whole, seen = attribute_rewards.scores(task, reward, *given), []
-    monkeypatch.setattr(attribute_rewards, "READ_AT_ONCE", 3)
+    seen = []
 
     def hidden(params, tokens, *rest):
         seen.append(tokens.shape[0])
@@ -88,8 +102,10 @@ def test_loaded_weights_read_replies_in_parts(monkeypatch):
 
     policy = task.world.policy._replace(hidden=hidden)
     loaded = task._replace(world=task.world._replace(policy=policy, start=lambda: reward["model"]))
+    whole = attribute_rewards.scores(loaded, reward, *given)
+    monkeypatch.setattr(attribute_rewards, "READ_AT_ONCE", 3)
     close.assert_near(attribute_rewards.scores(loaded, reward, *given), whole, terms=200)
-    assert set(seen) == {3}
+    assert seen[0] == 7 and set(seen[1:]) == {3}
 
 
 def test_a_useless_reward_is_drawn_with_the_seed():

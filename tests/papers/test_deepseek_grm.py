@@ -86,6 +86,27 @@ def test_votes_of_one_to_thirty_two():
     assert [float(found[f"eval/vote_{k}"]) for k in (1, 4, 32)] == [1.0, 1.0, 1.0]
 
 
+def test_without_shuffling_a_liking_for_a_place_is_in_every_vote(monkeypatch):
+    """A judge that likes the first place: half of the votes are for either answer, or all for one."""
+
+    def sample(world, params, shown, key, *, samples):
+        return jnp.zeros((shown.shape[0] * samples, 1), jnp.int32)
+
+    def read(task, said):
+        first = jnp.tile(jnp.array([[8, 6]]), (said.shape[0], 1))
+        return said, jnp.ones(said.shape[0], bool), first
+
+    monkeypatch.setattr(strings, "sample", sample)
+    monkeypatch.setattr(task, "read_report", read)
+    monkeypatch.setattr(
+        deepseek_grm.report_judges, "meta_logits", lambda task, meta, shown, said: jnp.zeros(said.shape[0])
+    )
+    given = task.SUMS, {"judge": None, "meta": None}, task.SUMS.draw_prompts(jax.random.key(0), 3), jax.random.key(1)
+    for judged, sums in ((deepseek_grm.both_orders, [224, 224]), (deepseek_grm.one_order, [256, 192])):
+        _, scores, _ = judged(*given)
+        assert judgements.voted(scores).tolist() == [sums] * 3
+
+
 def test_worked_votes():
     scores = jnp.array([[[7.0, 6.0], [5.0, 6.0], [8.0, 6.0]]])
     assert judgements.voted(scores).tolist() == [[20.0, 18.0]]

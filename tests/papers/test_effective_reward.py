@@ -9,7 +9,7 @@ from experiments.reward_models import effective_reward
 from experiments.reward_models.parts import progress_verifier, step_labels
 from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import curricula, recipes
 from tests import close
 
 SCORES = jnp.array([[0.9, 0.7, 0.8, 0.6]])
@@ -82,7 +82,22 @@ def test_a_learned_step_model_tells_right_steps_of_new_samples_from_wrong_ones()
     assert true.any() and (~true).any() and pairs.mean() > 0.65  # the area under its curve; of chance 0.5
 
 
+@pytest.mark.slow
+def test_a_learned_outcome_model_tells_right_responses_of_new_samples_from_wrong_ones():
+    settings = recipes.OnlineSettings(levels=(2,), train_problems=192, eval_problems=4, max_new_tokens=24)
+    found = recipes.bench(settings)
+    fit = jax.jit(progress_verifier.make_outcome_model(settings, prompts=128))
+    model = fit(found.model.params, jax.random.key(0))
+    rows = progress_verifier.sampled_rows(found, settings, found.model.params, jax.random.key(9), prompts=192)
+    own = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
+    true = np.asarray(curricula.train_score(found)(own, rows).value > 0.5)
+    said = np.asarray(progress_verifier.outcome_success(found, model, rows))
+    pairs = said[true][:, None] > said[~true][None, :]
+    assert true.any() and (~true).any() and pairs.mean() > 0.6  # the area under its curve; of chance 0.5
+
+
 def test_the_learned_arms_differ_in_their_scores_alone():
     base = effective_reward.Settings()
+    assert base.outcome_from == 0 and effective_reward.ARMS["learned_orm"]["outcome_from"] == 256
     assert base.learned_from == 0 and effective_reward.ARMS["learned"] == {"learned_from": 256}
     assert effective_reward.ARMS["learned_naive"]["shape"] is effective_reward.ARMS["naive"]["shape"]

@@ -1,5 +1,7 @@
 """General-Reasoner: the reward's numbers, curation, and generative verifiers with and without written work."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from experiments.reward_models import cross_domain_rlvr, general_reasoner, rlpr
 from experiments.reward_models.parts import answer_judges, free_answers
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
 from tests import close
 from tests.close import singles
@@ -76,3 +79,23 @@ def test_a_judge_that_says_yes_to_everything_is_at_chance():
     assert share([True] * 12, slice(11, 12)) == 0.0
     judges = [judge for module in (general_reasoner, cross_domain_rlvr, rlpr) for judge in module.BED.judges]
     assert judges == [(arm, "judge/balanced", 0.75) for arm in ("cot", "small_soft", "verifier")]
+
+
+@pytest.mark.slow
+def test_problems_are_chosen_by_what_the_taught_model_solves_in_either_form(monkeypatch):
+    seen = []
+
+    def rates(found, by, rows, *, samples, max_new_tokens):
+        seen.append((found, by, samples))
+        return np.full(len(rows), 0.5)
+
+    monkeypatch.setattr(curricula, "pass_rates", rates)
+    small = recipes.OnlineSettings(levels=(2,), train_problems=6, eval_problems=4, max_new_tokens=24)
+    settings = general_reasoner.Settings(**dataclasses.asdict(small), warm_steps=1)
+    general_reasoner._rates.cache_clear()
+    assert general_reasoner.rates_once_taught(settings).tolist() == [0.5] * 6
+    general_reasoner._rates.cache_clear()
+    (found, by, samples), base = seen[0], recipes.bench(settings).model
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), by.params, base.params)
+    assert samples == 8 and any(jax.tree.leaves(moved))
+    assert set(found.train.answers) == {"value", "reference", "modulus"}  # judged by residues

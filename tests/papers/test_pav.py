@@ -1,7 +1,6 @@
 """Process advantage verifiers: provers, progress that telescopes, and a head that learns chances of success."""
 
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.types import Trajectories
 from tests import close
 
 
@@ -145,19 +145,22 @@ def test_completions_of_text_are_written_in_parts(monkeypatch):
     def roll(tokens, valid, keys, ids):
         sizes.append(tokens.shape[0])
         drawn = jax.vmap(lambda key: jax.random.randint(key, (3,), 0, 100))(keys)
-        return {"said": drawn + 1000 * jnp.repeat(ids, 2)[:, None], "of": jnp.repeat(tokens, 2, axis=0)}
+        said = jnp.concatenate([jnp.repeat(tokens, 2, axis=0), drawn], axis=1)
+        number, there = jnp.repeat(ids, 2), jnp.ones(said.shape, jnp.int32)
+        return Trajectories(
+            said, there, there, there > 0, jnp.zeros(said.shape), jnp.zeros(said.shape[0], bool), number, number
+        )
 
     ids = jnp.arange(5, dtype=jnp.int32)
-    given = (
-        ids[:, None] + jnp.zeros((5, 4), jnp.int32),
-        jnp.ones((5, 4), bool),
-        sample_keys(jax.random.key(0), 0, ids, 2),
+    keys = sample_keys(jax.random.key(0), 0, ids, 2)
+    given = ids[:, None] + jnp.zeros((5, 4), jnp.int32), jnp.ones((5, 4), bool), keys, ids
+    chains = recipes.bench(SMALL)
+    found, whole = (
+        progress_verifier.rolled(bench, roll, given, samples=2) for bench in (chains._replace(score=None), chains)
     )
-    text, chains = (types.SimpleNamespace(score=score) for score in (None, len))
-    found, whole = (progress_verifier.rolled(bench, roll, (*given, ids), samples=2) for bench in (text, chains))
     assert set(sizes[:-1]) == {2} and sizes[-1] == 5
-    np.testing.assert_array_equal(found["said"], whole["said"])
-    np.testing.assert_array_equal(found["of"], whole["of"])
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_array_equal(found.problem_ids, np.repeat(np.arange(5), 2))
 
 
 @pytest.mark.slow

@@ -145,6 +145,8 @@ def test_references_of_rows_of_ones_own_stand_behind_work_without_its_answer(tmp
     shown = jax.jit(lambda rows: free_answers.with_reference(free, rows))(rows)
     known = [_text(free, *x) for x in zip(free.reference_tokens[:2], free.reference_valid[:2], strict=True)]
     whole = [_text(free, *x) for x in zip(shown.tokens, shown.segment_ids > 0, strict=True)]
+    acting = [_text(free, *x) for x in zip(rows.tokens, free_answers.reasoning_of(free, rows), strict=True)]
+    assert acting == ["so 7\n", "so "]
     assert whole == [f"so 7\n\\boxed{{{known[0]}", f"so \\boxed{{{known[1]}"]
 
 

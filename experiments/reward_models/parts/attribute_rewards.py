@@ -164,7 +164,11 @@ def draw_bootstraps(
 
 def ensemble(task: Replies, params: Params, prompts: Array, responses: Array) -> tuple[Array, Array]:
     """Means and deviations of the heads ``[B, H]``: the first and the second half of the outputs."""
-    mean, log_deviation = jnp.split(scores(task, params["reward"], prompts, responses), 2, axis=1)
+    return _as_gaussians(scores(task, params["reward"], prompts, responses))
+
+
+def _as_gaussians(outputs: Float[Array, "B K"]) -> tuple[Array, Array]:
+    mean, log_deviation = jnp.split(outputs, 2, axis=1)
     return mean, jnp.exp(jnp.clip(log_deviation, -3.0, 1.0))
 
 
@@ -173,16 +177,38 @@ def ensemble_loss(
 ) -> tuple[Array, dict[str, Array]]:
     """Bradley-Terry of every head over its bootstrap, on samples ``mean + deviation * noise`` of both rewards.
 
+    No gradient of it reaches the deviations, to which noise only costs: they would all fall to their bound. They learn
+    how far each head lies from the mean of all, by ``calibration``.
+
     From "Reward-Robust RLHF in LLMs" (BRME), arXiv:2409.15360. Differs from the paper in that how its heads are fitted
     is a reconstruction.
     """
     pairs, counts, noise = rows
-    sampled = []
+    sampled, outputs = [], []
     for side, replies in enumerate((pairs.first, pairs.second)):
-        mean, deviation = ensemble(task, params, pairs.prompts, replies)
-        sampled.append(mean + deviation * noise[:, side])
+        outputs.append(scores(task, params["reward"], pairs.prompts, replies))
+        mean, deviation = _as_gaussians(outputs[-1])
+        sampled.append(mean + jax.lax.stop_gradient(deviation) * noise[:, side])
     losses = [counts[:, h] * bradley_terry_loss(*(x[:, h] for x in sampled)).loss for h in range(counts.shape[1])]
-    return reduce.scalars(sum(losses[1:], losses[0])), {}
+    apart = calibration(jnp.concatenate(outputs))
+    return reduce.scalars(sum(losses[1:], losses[0])) + reduce.scalars(apart), {}
+
+
+def calibration(outputs: Float[Array, "B K"]) -> Float[Array, " B"]:
+    """``gaussian_reward_loss`` of heads to their mean, of which the deviations alone learn.
+
+    Every head counts less its own mean over the batch: preferences leave it free.
+    """
+    mean, log_deviation = jnp.split(outputs, 2, axis=1)
+    mean = jax.lax.stop_gradient(mean - jnp.sum(mean, axis=0, keepdims=True) / mean.shape[0])
+    return gaussian_reward_loss(mean, log_deviation, jnp.sum(mean, axis=1) / mean.shape[1]).loss
+
+
+def surest(task: Replies, params: Params, key: Key, *, replies: int = 128) -> dict[str, Array]:
+    """How often the head that is the surest of most replies is the surest one: 1 where deviations choose nothing."""
+    _, deviation = ensemble(task, params, *task.draw_behaviour(key, replies))
+    chosen = jax.nn.one_hot(jnp.argmin(deviation, axis=1), deviation.shape[1])
+    return {"head/most_chosen": jnp.max(jnp.sum(chosen, axis=0)) / replies}
 
 
 def teacher_loss(task: Replies, params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:

@@ -211,4 +211,4 @@ def rate(
     liked = liked / jnp.sqrt(jnp.maximum(jnp.sum(there.astype(jnp.float32), axis=1), 1.0))[:, None]
     rank = jnp.argsort(jnp.argsort(liked, axis=0), axis=0)
     by_taste = (rank * levels // liked.shape[0]).astype(jnp.int32)
-    return jnp.where(jax.random.uniform(key, kept.shape) < jnp.asarray(careless), by_taste, kept)
+    return jnp.where(jax.random.uniform(key, kept.shape) < jnp.asarray(careless)[None, :], by_taste, kept)

@@ -204,6 +204,16 @@ class Referenced(NamedTuple):
     mask: Bool[Array, "B T"]
 
 
+def reasoning_of(free: FreeBench, rows: Trajectories) -> Bool[Array, "B T"]:
+    """The tokens of each response before the mark of its answer; of one without a mark all but its end."""
+    ends = jnp.asarray(free.bench.model.tokenizer.eos_ids, jnp.int32)
+    ended = jnp.any(rows.tokens[:, :, None] == ends[None, None, :], axis=2)
+    if free.answering is not None:
+        return rows.mask & ~free.answering(rows) & ~ended
+    marks = jnp.cumsum(((rows.tokens == free.mark[0]) & rows.mask).astype(jnp.int32), axis=1)
+    return rows.mask & (marks == 0) & ~ended
+
+
 def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = True) -> Referenced:
     """Each response with its mark and answer replaced by ``free.mark`` and the reference; a missing mark is put in.
 
@@ -212,14 +222,7 @@ def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = Tru
 
     From "RLPR: Extrapolating RLVR to General Domains without Verifiers", arXiv:2506.18254, section 3.1.
     """
-    ends = jnp.asarray(free.bench.model.tokenizer.eos_ids, jnp.int32)
-    ended = jnp.any(rows.tokens[:, :, None] == ends[None, None, :], axis=2)
-    if free.answering is None:
-        here = rows.tokens == free.mark[0]
-        marks = jnp.cumsum((here & rows.mask).astype(jnp.int32), axis=1)
-        work = rows.mask & (marks == 0) & ~ended & reasoning
-    else:
-        work = rows.mask & ~free.answering(rows) & ~ended & reasoning
+    work = reasoning_of(free, rows) & reasoning
     count = rows.tokens.shape[0]
     marks = [jnp.full((count, 1), token, jnp.int32) for token in free.mark]
     mark = jnp.concatenate(marks, axis=1), jnp.ones((count, len(free.mark)), bool)

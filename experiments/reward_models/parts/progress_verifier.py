@@ -302,6 +302,39 @@ def make_step_model(settings: OnlineSettings, *, prompts: int, most: int) -> Cal
     return fit
 
 
+def make_outcome_model(settings: OnlineSettings, *, prompts: int) -> Callable[[Params, Key], Verifier]:
+    """``fit(params, key)``: a head that tells from the base model's last hidden state whether a response is right.
+
+    Its examples are two responses of ``params`` to each of some training prompts, judged as in training.
+    """
+    found = recipes.bench(settings)
+
+    def fit(params, key):
+        rows = sampled_rows(found, settings, params, key, prompts=prompts)
+        own = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
+        right = (curricula.train_score(found)(own, rows).value > 0.5).astype(jnp.float32)
+        return fit_head(last_states(found, rows), right, jnp.ones(right.shape))
+
+    return fit
+
+
+def last_states(found: Bench, rows: Trajectories) -> Float[Array, "B D"]:
+    """The base model's hidden states at the last token of each response; of text in parts."""
+
+    def some(rows):
+        hidden = step_labels.final_hidden(found.model.policy, found.model.params, rows)
+        columns = jnp.arange(rows.mask.shape[1], dtype=jnp.int32)[None, :]
+        last = jnp.max(jnp.where(rows.mask, columns, 0), axis=1)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
+    return in_row_parts(some, rows, at_once=rows.tokens.shape[0] if found.score is not None else READ_AT_ONCE)
+
+
+def outcome_success(found: Bench, verifier: Verifier, rows: Trajectories) -> Float[Array, " B"]:
+    """What an outcome reward model says of each response."""
+    return chance_of(verifier, last_states(found, rows))
+
+
 def fit_head(features: Float[Array, "N D"], rates: Float[Array, " N"], weights: Float[Array, " N"]) -> Verifier:
     """The head that predicts the rates from the features, by 300 steps of Adam."""
     tx, head = optax.adam(0.03), (jnp.zeros(features.shape[1:], jnp.float32), jnp.zeros((), jnp.float32))
