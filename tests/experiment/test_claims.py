@@ -287,6 +287,10 @@ def test_controls_and_judges_are_looked_at_first():
     assert "is not within d*" in beds.problems(found, claim, beds.Bed(negative="method"))[0]
     near_chance = beds.Bed(judges=(("again", "eval/accuracy", 0.75),))
     assert "too near chance" in beds.problems(found, claim, near_chance)[0]
+    later = beds.Bed(judges=(("again", "judge/order", 0.7),))  # the file asks for it since the record was made
+    assert beds.problems(found, claim, later) == [
+        "judge/order of again is not in the record, which was made before it was asked for"
+    ]
 
 
 def test_a_rival_that_falls_below_its_start_is_named():

@@ -114,6 +114,9 @@ def judges_at_chance(results: Results, bed: Bed) -> list[str]:
     """The judges of a bed whose mean over the seeds is below what the file asks of them."""
     found = []
     for arm, name, least in bed.judges:
+        if arm in results.arms and name not in results.arms[arm].metrics:
+            found.append(f"{name} of {arm} is not in the record, which was made before it was asked for")
+            continue
         mean = float(np.nanmean(results.values(arm, name)))
         if not mean >= least:
             found.append(f"{name} of {arm} is {mean:.3g}, below {least:g}: too near chance to judge by")
