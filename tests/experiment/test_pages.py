@@ -1,5 +1,6 @@
 """A page a paper: what the file says, what the record says, and links that lead somewhere."""
 
+import json
 import pathlib
 import re
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
