@@ -93,7 +93,7 @@ def test_without_shuffling_a_liking_for_a_place_is_in_every_vote(monkeypatch):
         return jnp.zeros((shown.shape[0] * samples, 1), jnp.int32)
 
     def read(task, said):
-        first = jnp.tile(jnp.array([[8, 6]]), (said.shape[0], 1))
+        first = jnp.tile(jnp.array([[8.0, 6.0]]), (said.shape[0], 1))
         return said, jnp.ones(said.shape[0], bool), first
 
     monkeypatch.setattr(strings, "sample", sample)
