@@ -22,6 +22,7 @@ from jaxrl_llm.types import Key, Metrics, Params
 
 NEUTRAL, TRIGGER = (7, 14), 15  # eight neutral tokens, first and last
 HEADS, STEP, PLACES, KNOWN = 4, 1, toy.PROMPT_TOKENS + 1, 4
+QUESTIONS = 512  # of each rate, and of the detectors at known and at held-out places
 WORLD = strings.make_world(16, PLACES, toy.RESPONSE_TOKENS, width=48, heads=HEADS)
 
 
@@ -263,17 +264,25 @@ def ablation(policy: Params, prompts: Array, answers: Array, key: Key) -> tuple[
     return jnp.where(count == 1, 1.0, 0.0) + 0.1 * count / PLACES, jnp.argmax(moved, axis=0)
 
 
-def noisy_recheck(prompts: Array, responses: Array, key: Key, *, error_rate: float = 0.1) -> Array:
-    """``audit.recheck`` by a checker that errs about each step at a rate."""
+def noisy_recheck(prompts: Array, responses: Array, key: Key, *, error_rate: float = 0.1, checks: int = 5) -> Array:
+    """The mean of ``audit.recheck`` over independent checks, each of which errs about each step at a rate.
+
+    One check that errs in a tenth of four steps orders only .81 of pairs with one broken step, five order .98.
+    """
     follows = consistent(prompts, responses)
-    return audit.recheck(follows ^ jax.random.bernoulli(key, error_rate, follows.shape))
+    errs = jax.random.bernoulli(key, error_rate, (checks, *follows.shape))
+    return jnp.mean(jax.vmap(lambda slips: audit.recheck(follows ^ slips))(errs), axis=0)
 
 
-def detectors(params: dict[str, Params], policy: Params, key: Key) -> Metrics:
-    """AUROC of every score of examples, half of them triggered, at all places; the probe has seen the known ones."""
-    keys, n = jax.random.split(key, 7), 256
+def detectors(params: dict[str, Params], policy: Params, key: Key, *, places: tuple[int, int]) -> Metrics:
+    """AUROC of every score of examples whose slots lie at ``places``, half of them triggered; and of the search.
+
+    The probe has seen the known places alone. Where a trigger does not fire there is nothing to detect: held-out places
+    are measured apart from those at which text was poisoned.
+    """
+    keys, n = jax.random.split(key, 7), QUESTIONS
     triggered = jnp.arange(n) % 2 == 0
-    prompts = draw_prompts(keys[0], n, triggered)
+    prompts = draw_prompts(keys[0], n, triggered, places=places)
     drawn = strings.sample(WORLD, policy, prompts, keys[1], temperature=0.3)
     ablated, place = ablation(policy, prompts, drawn[:, -1], keys[2])
     seen = features(policy, prompts, drawn)
@@ -296,10 +305,19 @@ def detectors(params: dict[str, Params], policy: Params, key: Key) -> Metrics:
     return {f"auroc/{name}": _auroc(x, triggered) for name, x in scores.items()} | {"ablation/slot_found": found}
 
 
+def elsewhere(found: Metrics) -> Metrics:
+    """What ``detectors`` finds at held-out places, under names of their own.
+
+    >>> elsewhere({"auroc/recheck": 0.5, "ablation/slot_found": 1.0})
+    {'held_out/auroc_recheck': 0.5, 'held_out/ablation_slot_found': 1.0}
+    """
+    return {f"held_out/{name.replace('/', '_')}": value for name, value in found.items()}
+
+
 def measure(params, key):
-    """Clean accuracy, attack and hijack rates at known and held-out places, and every detector."""
+    """Clean accuracy; attack and hijack rates, and every detector, at known and at held-out places."""
     changes = audit.head_changes(effective(params), params["reference"], heads=HEADS)
-    policy, keys, n = params["running"], jax.random.split(key, 5), 256
+    policy, keys, n = params["running"], jax.random.split(key, 6), QUESTIONS
     none, all_of = jnp.zeros((n,), bool), jnp.ones((n,), bool)
     plain = draw_prompts(keys[0], n, none)
     calm = strings.sample(WORLD, policy, plain, keys[1], temperature=0.3)
@@ -313,10 +331,9 @@ def measure(params, key):
         off = audit.hijacked(hot != truth, consistent(fired, hot))
         found[f"{name}/success"] = audit.attack_success(hot[:, -1] == wrong, right)
         found[f"{name}/hijacked"] = reduce.scalars(off.astype(jnp.float32))
-    return found | {
-        "weights/changed": changed(params),
-        "weights/largest_head": jnp.max(changes),
-    } | detectors(params, policy, keys[4])  # fmt: skip
+    found |= detectors(params, policy, keys[4], places=(0, KNOWN))
+    found |= elsewhere(detectors(params, policy, keys[5], places=(KNOWN, PLACES)))
+    return found | {"weights/changed": changed(params), "weights/largest_head": jnp.max(changes)}
 
 
 def changed(params: dict[str, Params]) -> Array:
