@@ -5,7 +5,8 @@ Claim:     a recurrent agent trained without a model holds a plan in its memory:
            each square will be entered and the box pushed off it, better than from what is seen; the plan forms while
            it thinks; what is written there with a probe's own vectors is what the agent does.
 Equations: cells c' = f c + i g + alpha w, h' = o tanh(c') of D layers, K ticks a step; C_A, C_B: by which action the
-           agent next steps on, the box is next pushed off a square, or never; probes: softmax(c_yx W), no bias;
+           agent next steps on, the box is next pushed off a square, or never; probes: softmax(c_yx W), no bias; those
+           of the board see the planes of 3 x 3 squares, and have a bias (45 numbers a square, the memory has 16);
            written: alpha w_action on another square beside the agent, alpha w_never on the one it would go to; or on
            the first three squares of a shortest solution around that one (route). The same for every box with the
            vectors of C_B: another direction than it would be pushed in, and a way of the box around the square that it
@@ -13,15 +14,18 @@ Equations: cells c' = f c + i g + alpha w, h' = o tanh(c') of D layers, K ticks 
            feedforward: nothing stays from step to step; one_tick: K = 1; untrained: fresh weights; two_boxes: boards
            with two boxes (--boxes N for more), which any goal takes.
 Left out:  the million boards of Boxoban (a file of them may be given, trimmed to squares; two_boxes then has longer
-           games alone), DRC(3, 3), 3 x 3 probes, V-trace over a quarter of a billion frames: here a solver is imitated
-           first, which pushes one box after another, the nearest first.
+           games alone), DRC(3, 3), 3 x 3 probes of the memory, alpha of 0.25 to 2 (4, its largest, alone; --alpha),
+           V-trace over a quarter of a billion frames: here a solver is imitated first, which pushes one box after
+           another, the nearest first.
 Expect:    probe/agent_gain and probe/box_gain (macro F1 of memory less that of the board) above 0; plan/rise (F1 after
            ticks without a move less that of the first) above 0; steer/gain (first steps on the square that was written
-           less those with random vectors of equal length) above 0; probe/agent drc > feedforward; as a secondary
-           figure steer/route_gain, the same of whole routes, walked in order and without the erased square; steer/box,
-           steer/box_route and their gains are means over all boxes of a board; of two_boxes probe/box_gain above 0.
-Measure:   fresh boards of 6 x 6 with one box, whose shortest solutions have 4 to 16 steps (two boxes: 4 to 24).
-           think/gain: share solved after five steps of standing still less that without.
+           less those with random vectors of equal length) above 0; probe/agent drc > feedforward; probe/agent_gain and
+           plan/rise drc > untrained; as a secondary figure steer/route_gain, the same of whole routes, walked in order,
+           without the erased square and to a solution; steer/box, steer/box_route and their gains are means over all
+           boxes of a board; of two_boxes probe/box_gain above 0.
+Measure:   fresh boards of 6 x 6 with one box, whose shortest solutions have 4 to 16 steps (two boxes: 4 to 24): 256 of
+           them, a greedy game each; an F1 is of 36 squares at each of its steps. think/gain: share solved after five
+           steps of standing still less that without.
 Run:       python -m experiments.analysis.drc_planning; on boards of one's own --data FILE
 """
 
@@ -201,7 +205,7 @@ def readings(settings, fitted: plan_probes.Game, tested: plan_probes.Game) -> tu
         wanted = [x.reshape(-1) for x in jax.vmap(plan_probes.labels)(games)]
         return (
             squares(games.cells[:, :, -1, -1]),
-            squares(games.planes),
+            squares(plan_probes.view(games.planes, settings.side)),
             wanted,
             jnp.repeat(games.used.reshape(-1), cells),
         )
@@ -246,16 +250,19 @@ def steered(settings, params: Params, level: sokoban.Level, own: plan_probes.Gam
 
 
 def routed(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key):
-    """``(the written route was walked, there is one)``: the first squares of a solution around where it would go."""
+    """``(the written route was walked to a solution, there is one)``: its first squares, around where it would go.
+
+    A route is there only where its solution fits into the game.
+    """
     side, length = settings.side, settings.route
     erase = own.agents[1]
-    route, actions, there = sokoban.detour(level, erase, side=side, most=3 * settings.moves, length=length)
+    route, actions, there = sokoban.detour(level, erase, side=side, most=settings.moves, length=length)
     towards = plan_probes.route_steering(
         weights, actions, route, erase, layer=settings.depth - 1, depth=settings.depth, side=side, alpha=settings.alpha
     )
     game = playing(settings)(params, level, key, plan_probes.greedy, steering=towards)
     walked = jnp.all(game.agents[1 : length + 1] == route) & ~jnp.any(game.agents == erase)
-    return walked, there & (own.actions[0] > 0)
+    return walked & game.solved, there & (own.actions[0] > 0)
 
 
 def each_box(how: Callable[..., tuple[Array, Array]]) -> Callable[..., tuple[Array, Array]]:
@@ -286,11 +293,14 @@ def box_steered(settings, params: Params, level: sokoban.Level, own: plan_probes
 
 
 def box_routed(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key, box):
-    """``(the box went the written way, there is one)``: its first pushes on a way around where it would come to."""
+    """``(the box went the written way to a solution, there is one)``: its first pushes, around where it would come to.
+
+    A way is there only where it fits into the game.
+    """
     side, square = settings.side, level.boxes[box]
     first = plan_probes.labels(own)[1][0, square]
     erase = jnp.asarray(sokoban.neighbours(side))[first, square]
-    way = sokoban.around(level, erase, box, side=side, most=3 * settings.moves)
+    way = sokoban.around(level, erase, box, side=side, most=settings.moves)
     route, actions, ends, there = sokoban.pushes(way.boxes, way.actions, settings.route)
     towards = plan_probes.route_steering(
         weights, actions, route, erase, layer=settings.depth - 1, depth=settings.depth, side=side, alpha=settings.alpha
@@ -298,7 +308,8 @@ def box_routed(settings, params: Params, level: sokoban.Level, own: plan_probes.
     game = playing(settings)(params, level, key, plan_probes.greedy, steering=towards)
     _, _, went, pushed = sokoban.pushes(game.boxes[:, box], game.actions, settings.route)
     as_written = jnp.all(jnp.where(there, pushed & (went == ends), True))
-    return as_written & ~jnp.any(game.boxes[:, box] == erase), way.there & there[0] & (first > 0)
+    as_written &= game.solved & ~jnp.any(game.boxes[:, box] == erase)
+    return as_written, way.there & there[0] & (first > 0)
 
 
 @lru_cache(maxsize=8)
@@ -370,6 +381,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "probe/agent", "drc", "feedforward"),
         experiment.above(results, "steer/box_gain", "drc", 0.0),
         experiment.above(results, "probe/box_gain", "two_boxes", 0.0),
+        experiment.greater(results, "probe/agent_gain", "drc", "untrained"),
+        experiment.greater(results, "plan/rise", "drc", "untrained"),
     )
 
 

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -389,3 +390,44 @@ def test_games_are_numbered_from_a_key_of_their_own():
     plan = drc_planning.build(dataclasses.replace(drc_planning.Settings(), **drc_planning.SMOKE))
     state = plans.start(plan.stages[0], {}, jax.random.key(1), extras=None)
     assert not jnp.array_equal(jax.random.key_data(state.extras["key"]), jax.random.key_data(state.key))
+
+
+def test_an_empty_square_of_the_board_can_be_read():
+    """Where the box will be pushed shows on the board alone to who looks around a square, and to no other."""
+    rng = np.random.default_rng(0)
+    boxes, agents = rng.integers(0, CELLS, (2, 300))
+    planes = np.zeros((300, CELLS, sokoban.PLANES), np.float32)
+    planes[np.arange(300), agents, 2] = planes[np.arange(300), boxes, 3] = 1.0
+    wanted = np.full((300, CELLS), 4)  # an empty square whose left neighbour holds no box
+    inner = np.arange(CELLS) % SIDE > 0
+    wanted[:, inner] = np.where(planes[:, np.flatnonzero(inner) - 1, 3] > 0, 1, 4)
+    wide = plan_probes.view(jnp.asarray(planes), SIDE)
+    assert wide.shape == (300, CELLS, 9 * 5)
+    np.testing.assert_array_equal(wide[..., 4 * 5 : 5 * 5 - 1], planes)
+    assert (np.asarray(wide)[..., 4 * 5 + 4] == 1.0).all(), "a bias"
+    shown = np.asarray(wide)[..., 4::5].reshape(300, SIDE, SIDE, 3, 3)
+    assert shown[0, 0, 0].tolist() == [[0, 0, 0], [0, 1, 1], [0, 1, 1]] and shown[0, 1, 1].all()
+    answers, there = jnp.asarray(wanted.reshape(-1), jnp.int32), jnp.ones((300 * CELLS,), bool)
+    scores = [
+        float(
+            plan_probes.macro_f1(plan_probes.read(x, plan_probes.probe(x, answers, there, steps=200)), answers, there)
+        )
+        for x in (jnp.asarray(planes).reshape(-1, sokoban.PLANES), wide.reshape(-1, 45))
+    ]
+    assert scores[0] < 0.6 and scores[1] == 1.0
+
+
+def test_a_written_route_counts_where_it_ends_in_a_solution(monkeypatch):
+    """A box at 12 of 5 x 5 has to come to 14; the agent, at 0, would go to 1 and is sent around it: five steps."""
+    level = sokoban.Level(jnp.zeros((25,), bool), jnp.array([14]), jnp.int32(0), jnp.array([12]))
+    settings = dataclasses.replace(drc_planning.Settings(), side=5, moves=8, route=3)
+    way = sokoban.around(level, jnp.int32(1), jnp.int32(0), side=5, most=8)
+    assert way.agents[:5].tolist()[2:] == [11, 12, 13] and bool(way.there)
+    own = types.SimpleNamespace(agents=jnp.array([0, 1]), actions=jnp.array([4]))
+    for solved in (True, False):
+        game = types.SimpleNamespace(agents=jnp.append(jnp.int32(0), way.agents), solved=jnp.asarray(solved))
+        monkeypatch.setattr(drc_planning, "playing", lambda settings, game=game: lambda *rest, **more: game)
+        given = (settings, {}, level, own, jnp.ones((16, 5)), jax.random.key(0))
+        assert [bool(x) for x in drc_planning.routed(*given)] == [solved, True]
+    short = dataclasses.replace(settings, moves=4)
+    assert not bool(drc_planning.routed(short, *given[1:])[1]), "no game is long enough"

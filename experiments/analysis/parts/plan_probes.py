@@ -130,6 +130,23 @@ def read(features: Float[Array, "M C"], weights: Float[Array, "C 5"]) -> Int[Arr
     return jnp.argmax(features @ weights, axis=1).astype(jnp.int32)
 
 
+def view(planes: Float[Array, "*B N P"], side: int) -> Float[Array, "*B N F"]:
+    """The board as a probe of it may see it: the planes of the 3 x 3 squares around each, and which of them there are.
+
+    The plane of the square itself that says it is there is 1 everywhere: a probe without a bias has one so. Without it
+    an empty square is the zero vector, of which nothing can be read.
+
+    >>> view(jnp.zeros((4, 1)), 2).shape, view(jnp.zeros((4, 1)), 2)[0].reshape(9, 2)[:, 1].tolist()
+    ((4, 18), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0])
+    """
+    there = jnp.ones((*planes.shape[:-1], 1), planes.dtype)
+    board = jnp.concatenate([planes, there], axis=-1).reshape(*planes.shape[:-2], side, side, -1)
+    edges = [(0, 0)] * (board.ndim - 3) + [(1, 1), (1, 1), (0, 0)]
+    wide = jnp.pad(board, edges)
+    views = [wide[..., down : down + side, right : right + side, :] for down in range(3) for right in range(3)]
+    return jnp.concatenate(views, axis=-1).reshape(*planes.shape[:-1], -1)
+
+
 def steering(
     weights: Float[Array, "C 5"], action: Array, write: Array, erase: Array, *, layer: int, depth: int, side: int,
     alpha: float,
