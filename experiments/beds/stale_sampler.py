@@ -6,11 +6,11 @@ Equations: responses come from pi_{k - lag}; A = (r - mean) / std of the group, 
            policy's own. fresh: lag 0 (the positive control); lag_n: n updates; int8, int4: fresh samples from weights
            rounded to as many bits (needs the extra quant).
 Left out:  servers apart; lags that vary.
-Expect:    eval/accuracy: fresh > grpo, lag_16 < lag_2.
+Expect:    eval/accuracy: fresh > grpo, lag_16 < lag_2; what few bits do is shown and not judged.
 Measure:   held-out Countdown with three numbers; floor 0.15, ceiling 1; equal rollouts and updates; kl/sampler_mean:
            how far the sampler is from the policy.
 Run:       python -m experiments.beds.stale_sampler; certificate: python -m jaxrl_llm.experiment certify
-           experiments/beds/stale_sampler.py
+           experiments/beds/stale_sampler.py --arm fresh grpo lag_2 lag_4 lag_16
 """
 
 import dataclasses
@@ -29,7 +29,15 @@ class Settings(rare_answers.Settings):
 
 EMBEDDED = rare_answers.EMBEDDED
 SMOKE = rare_answers.SMOKE
-ARMS = {"grpo": {}, "fresh": {"lag": 0}, "lag_2": {"lag": 2}, "lag_4": {"lag": 4}, "lag_16": {"lag": 16}}
+ARMS = {
+    "grpo": {},
+    "fresh": {"lag": 0},
+    "lag_2": {"lag": 2},
+    "lag_4": {"lag": 4},
+    "lag_16": {"lag": 16},
+    "int8": {"lag": 0, "rollout_weights": "int8"},
+    "int4": {"lag": 0, "rollout_weights": "int4"},
+}
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "policy/entropy")
 BED = experiment.Bed(metric="eval/accuracy", chance=0.12, baseline="grpo", positive="fresh", knob="lag")

@@ -260,3 +260,13 @@ def test_an_erring_verifier_is_consistent():
 def test_a_bed_needs_a_judge_on_the_device():
     with pytest.raises(UserError, match="this bed judges on the device"):
         rare_answers.judge(recipes.bench(arms.preset(stale_sampler, smoke=True, model="nano"))._replace(score=None))
+
+
+def test_the_bed_of_stale_samples_has_the_arms_of_few_bits_that_it_names():
+    """Fresh samples of rounded weights: each another program than the others, and the lag is no dose of theirs."""
+    resolved = arms.resolve(stale_sampler, arms.preset(stale_sampler, smoke=True, model="nano"), ())
+    few = {name: settings.rollout_weights for name, settings in resolved.items() if settings.rollout_weights}
+    assert few == {"int8": "int8", "int4": "int4"}
+    plans = {name: stale_sampler.build(resolved[name]) for name in ("fresh", *few)}
+    assert {resolved[name].lag for name in plans} == {0}
+    assert fingerprints.same_updates(plans) == []

@@ -75,7 +75,7 @@ def _lagged(settings: Settings, **more) -> experiment.Plan:
 
 
 EMBEDDED, SMOKE = rare_answers.EMBEDDED, rare_answers.SMOKE
-TITLE = "Stale samples: which corrections help, from which lag on"
+TITLE = "Stale samples: which corrections help, by lag"
 METHODS = {
     "none": uncorrected,
     "grpo": partial(corrected, loss=clipped_policy_loss),  # clipped ratio of tokens
