@@ -8,14 +8,19 @@ Equations: ECE = sum_m |B_m| / n |acc(B_m) - conf(B_m)|, ten bins of equal width
            four answers; ptrue: c = p(yes) / (p(yes) + p(no)) of the verdict token when the answer is proposed. rl:
            reward y, GRPO; rl_brier: y + 1 - (c - y)^2, an extension.
 Left out:  the paper's models and benchmarks, for which --model DIR --data FILE.jsonl --arm base measures what lies in
-           the text ("Confidence: 85 %"), and P(True) behind every response; logic questions.
-Expect:    sums/ece: long < instruct and rl < instruct; facts/overconfidence: long > instruct; facts/ece: rl not below
-           base by more than 0.05; sums/brier: rl_brier < rl; hidden/overconfidence: long > rl_brier.
+           the text ("Confidence: 85 %"), and P(True) behind every response, of questions that have an answer; logic
+           questions. That traces make a model over-confident is shown and not judged: those of long state 100 %,
+           whatever is asked, and instruct's 80 %, so that facts/overconfidence and hidden/overconfidence are decided
+           by what is imitated.
+Expect:    sums/ece: long < instruct and rl < instruct; facts/ece: rl not below base by more than 0.05; sums/brier:
+           rl_brier < rl.
 Measure:   fresh sums modulo 7, facts of which a quarter never occurs in training, sums with a hidden digit, that have
            no answer and that only the base has read, at temperature 0.6; base is measured only; the others have equal
-           updates from it, instruct on short right answers at about 80 %, long on worked ones at 100 %. rl finds the
-           worked answers in some seeds and not in others: beside means read the seeds, sums/accuracy is bimodal.
-           Supervised arms read given answers, so rollouts and tokens differ.
+           updates from it, instruct on short right answers at about 80 %, long on worked ones at 100 %. 512 questions
+           of each kind x 4 samples. rl finds the worked answers in some seeds and not in others: sums/accuracy is
+           bimodal, and its mean no seed's. sums/found is 1 where it is above a half: its mean is the share of seeds
+           that found them, and above a half where the median seed did. Supervised arms read given answers, so rollouts
+           and tokens differ.
 Run:       python -m experiments.analysis.calibration
 """
 
@@ -64,7 +69,7 @@ ARMS = {
     "rl_brier": {"score": with_brier},
 }
 METRICS = (
-    "sums/accuracy", "sums/ece", "sums/brier", "facts/accuracy", "facts/ece", "facts/overconfidence",
+    "sums/accuracy", "sums/found", "sums/ece", "sums/brier", "facts/accuracy", "facts/ece", "facts/overconfidence",
     "sums/ptrue_auroc", "facts/ptrue_auroc", "hidden/overconfidence", "hidden/told_auroc",
 )  # fmt: skip
 CURVES = (*METRICS, "sums/auroc", "facts/auroc", "sums/vote_ece", "facts/vote_ece", "sums/ptrue_ece", "facts/ptrue_ece")
@@ -106,15 +111,13 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Worked traces and RL mean their confidence more on sums; on facts RL gains little and traces over-claim."""
+    """Worked traces and RL mean their confidence more on sums, more with Brier in the reward; little changes on facts."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.smaller(results, "sums/ece", "long", "instruct"),
         experiment.smaller(results, "sums/ece", "rl", "instruct"),
-        experiment.greater(results, "facts/overconfidence", "long", "instruct"),
         experiment.greater(results, "facts/ece", "rl", "base", by=-0.05),
         experiment.smaller(results, "sums/brier", "rl_brier", "rl"),
-        experiment.greater(results, "hidden/overconfidence", "long", "rl_brier"),
     )
 
 

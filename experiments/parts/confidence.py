@@ -80,11 +80,12 @@ def _figures(stated: Float[Array, "N G"], right: Array, readable: Array, votes: 
     }
 
 
-def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4) -> Metrics:
+def measure(params: Params, key: Key, *, questions: int = 512, samples: int = 4) -> Metrics:
     """Stated confidence, agreement and P(True) of ``samples`` answers, on fresh sums and on all facts, taught or not.
 
     On sums with a hidden digit nothing is right: what is stated there is ``hidden/overconfidence``, and
-    ``hidden/told_auroc`` is how well confidences tell such questions from those that have an answer.
+    ``hidden/told_auroc`` is how well confidences tell such questions from those that have an answer. Training finds the
+    worked sums or does not: ``sums/found`` says which.
     """
     found, told = {}, {}
     for k, (name, draw) in enumerate(KINDS.items()):
@@ -108,7 +109,7 @@ def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4)
         judged = verdict_chance(params, jnp.repeat(prompts, samples, axis=0), answers.reshape(-1))
         ptrue = calibration.summary(judged, right.reshape(-1), readable.reshape(-1))
         found |= {f"{name}/ptrue_{k}": ptrue[k] for k in ("ece", "brier", "auroc")}
-    return found
+    return found | {"sums/found": (found["sums/accuracy"] > 0.5).astype(jnp.float32)}
 
 
 def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key], Metrics]:

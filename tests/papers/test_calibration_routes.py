@@ -92,6 +92,29 @@ def test_a_hidden_digit_takes_the_answer_away():
     assert places == {1, 2, 3, 4, 5, 6}
 
 
+def test_a_seed_that_found_the_worked_answers_is_counted(monkeypatch):
+    """Six sums of ten are right: found; four of ten: not."""
+    params = confidence.WORLD.policy.init(jax.random.key(0))
+    for right, found in ((6, 1.0), (4, 0.0)):
+
+        def answered(world, params, prompts, key, samples, temperature, right=right):
+            asked = jnp.repeat(prompts, samples, axis=0)
+            slip = (jnp.arange(asked.shape[0]) >= right).astype(jnp.int32)
+            return toy.write(asked, slip < 0, slip, jnp.full(slip.shape, 7))
+
+        monkeypatch.setattr(confidence.strings, "sample", answered)
+        figures = confidence.measure(params, jax.random.key(1), questions=5, samples=2)
+        assert float(figures["sums/found"]) == found
+        close.assert_near(figures["sums/accuracy"], right / 10)
+
+
+def test_what_is_decided_by_what_is_imitated_is_not_claimed():
+    """Traces at 100 % against answers at 80 %: over-confidence is no finding there."""
+    expected = calibration.__doc__.split("Expect:")[1].split("Measure:")[0]
+    named = [text for text in calibration.claim.__code__.co_consts if isinstance(text, str) and "/" in text]
+    assert named and not any("overconfidence" in text for text in (expected, *named))
+
+
 def test_verdicts_are_read_from_the_model():
     params = confidence.WORLD.policy.init(jax.random.key(0))
     prompts = toy.draw_sums(jax.random.key(1), 5)
