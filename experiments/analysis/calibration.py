@@ -111,7 +111,7 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Worked traces and RL mean their confidence more on sums, more with Brier in the reward; little changes on facts."""
+    """Worked traces and RL mean their confidence more on sums, more with Brier in the reward; facts change little."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.smaller(results, "sums/ece", "long", "instruct"),

@@ -58,7 +58,7 @@ def test_equal_updates_for_all_but_cold():
         own = _settings(arm)
         assert lengths == ([3] if arm.endswith("cold") else [2, 3]), arm
         assert (own.read is search_traces.draw_first) == (own.task in toy.FIRST), arm
-        assert (own.steps, own.imitation_steps, own.learning_rate) == (40, 300, 1e-3), arm
+        assert (own.steps, own.imitation_steps, own.learning_rate) == (40, 1200, 1e-3), arm
     asked, said = search_traces.draw_first(jax.random.key(0), 600)
     assert set(np.asarray(asked)[:, 0].tolist()) == set(toy.FIRST), "the base has read all of its tasks"
     assert 0.4 < np.asarray(toy.right(asked, said)).mean() < 0.65, "half of what it read is that of another puzzle"

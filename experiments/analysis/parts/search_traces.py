@@ -25,7 +25,6 @@ WORLD = strings.make_world(
 LONG = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.SEARCH_TOKENS, end=toy.END, width=WIDTH, layers=LAYERS, heads=4
 )
-HELD_OUT = 96  # puzzles to be measured on, none of which stands in a table to imitate, of the base or of rewards
 BUDGETS = (1, 4, 16, 64)  # in direct samples
 
 
@@ -230,22 +229,24 @@ def solved_within(right: Array, spent: Array, budget: float) -> Array:
     return reduce.scalars(jnp.any(right & in_time, axis=1).astype(jnp.float32))
 
 
-def measure(task: int, params, key, *, samples: int, world: strings.World = WORLD):
+def measure(task: int, params, key, *, problems: int, samples: int, world: strings.World = WORLD):
     """Accuracy, pass@k, tokens, backtracks, and ``budget<b>/solved`` at the compute of b direct answers.
+
+    None of the puzzles stands in a table to imitate, of the base or of rewards.
 
     ``eval/room`` is how far accuracy is from what it cannot leave: the smaller of its distances to ``toy.FLOORS`` and
     to 1. Near 0, or below, the task is out of reach or done, and two arms that are both there cannot differ.
 
     Args:
-      samples: of each puzzle; direct answers want 64 of them, to spend the largest budget.
+      samples: of each puzzle; 64 of them spend the largest budget, as none is cheaper than a direct answer.
     """
     with jax.core.eval_context():
-        prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77, measured=True)[0])
+        prompts = jnp.asarray(toy.make_table(task, (0,), problems, 77, measured=True)[0])
     drawn = strings.sample(world, params, prompts, key, samples=samples)
-    right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)
+    right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(problems, samples)
     alive = jnp.cumsum((drawn == toy.END).astype(jnp.int32), axis=1) == 0
     tokens = jnp.sum(alive.astype(jnp.float32), axis=1)
-    spent = trace_flops(jnp.minimum(tokens + 1.0, float(world.response_tokens))).reshape(HELD_OUT, samples)
+    spent = trace_flops(jnp.minimum(tokens + 1.0, float(world.response_tokens))).reshape(problems, samples)
     accuracy = reduce.scalars(right.reshape(-1).astype(jnp.float32))
     return {
         "eval/accuracy": accuracy,

@@ -8,7 +8,7 @@ judged is the stack of nodes that is left at ``END``. Problems are drawn by NumP
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import permutations
 
@@ -45,7 +45,9 @@ LINE_RULES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
     lambda x: tuple(sorted(x)),
     lambda x: x[:1] * CELLS,
 )
-BLANKS = 5  # of a sudoku
+BLANKS = 8  # of a sudoku
+# nodes off the way to its solution that a sudoku's tree has: from so many on searches go back, to so many on they fit
+DEAD = (6, 24)
 NUMBERS, TARGETS = 9, (5, 40)  # of Countdown: the largest number, and the targets
 RESPONSE_TOKENS = 60
 SEARCH_TOKENS = 180  # the longest search of Countdown has 178: eight dead first steps with three below each
@@ -55,7 +57,7 @@ UNITS = {COUNTDOWN: 4, SUDOKU: 1, LINE: 1 + CELLS} | search_puzzles.UNITS  # tok
 # of a solution without a search, at most
 DIRECT_TOKENS = {COUNTDOWN: 8, SUDOKU: BLANKS, LINE: 1 + 2 * CELLS} | search_puzzles.DIRECT_TOKENS
 # share of puzzles that the best response solves which is the same for all of them; a solver's traces solve them all
-FLOORS = {COUNTDOWN: 0.005, SUDOKU: 0.006, LINE: 0.04} | search_puzzles.FLOORS
+FLOORS = {COUNTDOWN: 0.005, SUDOKU: 0.001, LINE: 0.04} | search_puzzles.FLOORS
 OPERATORS: dict[int, Callable[[int, int], int]] = {
     PLUS: lambda a, b: a + b, MINUS: lambda a, b: a - b, TIMES: lambda a, b: a * b,
 }  # fmt: skip
@@ -105,59 +107,63 @@ def sudoku_grids() -> list[tuple[int, ...]]:
             grids.append(cells)
             return
         for value in range(1, 5):
-            if _fits(cells, len(cells), value):
+            if _fits((*cells, *[0] * (16 - len(cells))), len(cells), value):
                 fill((*cells, value))
 
     fill(())
     return grids
 
 
-def _fits(cells, place: int, value: int) -> bool:
-    row, column = divmod(place, 4)
-    for other, v in enumerate(cells):
-        r, c = divmod(other, 4)
-        same = r == row or c == column or (r // 2 == row // 2 and c // 2 == column // 2)
-        if other != place and v == value and same:
-            return False
-    return True
+_ROWS, _COLUMNS = np.divmod(np.arange(16), 4)
+_BOXES = _ROWS // 2 * 2 + _COLUMNS // 2
+# of every cell those that may not have its value
+_PEERS = [
+    np.flatnonzero(((_ROWS == r) | (_COLUMNS == c) | (_BOXES == b)) & (np.arange(16) != k)).tolist()
+    for k, (r, c, b) in enumerate(zip(_ROWS, _COLUMNS, _BOXES, strict=True))
+]
 
 
-def _completions(cells: list[int], blanks: list[int]) -> int:
-    """In how many ways the blanks can be filled."""
+def _fits(cells: Sequence[int], place: int, value: int) -> bool:
+    return all(cells[other] != value for other in _PEERS[place])
+
+
+def _tree(cells: list[int], blanks: list[int]) -> tuple[int, int]:
+    """In how many ways the blanks can be filled in their order, and how many nodes a search of all of them places."""
     if not blanks:
-        return 1
-    count = 0
+        return 1, 0
+    ways, nodes = 0, 0
     for value in range(1, 5):
         if _fits(cells, blanks[0], value):
-            after = list(cells)
-            after[blanks[0]] = value
-            count += _completions(after, blanks[1:])
-    return count
+            cells[blanks[0]] = value
+            below = _tree(cells, blanks[1:])
+            ways, nodes = ways + below[0], nodes + 1 + below[1]
+            cells[blanks[0]] = 0
+    return ways, nodes
 
 
 def make_sudoku(rng: np.random.Generator) -> Puzzle:
     """A grid with ``BLANKS`` blanks (0) and one solution; nodes are their values in reading order.
 
-    In some state on the way more than one value fits, so that a search can go wrong.
+    Its tree has ``DEAD`` nodes off the way: most boards of so few cells have none or two, and whoever searches them
+    hardly ever goes back.
     """
     grids = sudoku_grids()
     while True:
-        whole = list(grids[int(rng.integers(len(grids)))])
+        cells = list(grids[int(rng.integers(len(grids)))])
         blanks = sorted(int(k) for k in rng.permutation(16)[:BLANKS])
-        cells = [0 if k in blanks else v for k, v in enumerate(whole)]
-
-        def children(state: State, cells=tuple(cells), blanks=tuple(blanks)) -> list[tuple[int, ...]]:
-            if len(state) == BLANKS:
-                return []
-            now = list(cells)
-            for blank, (value,) in zip(blanks, state, strict=False):
-                now[blank] = value
-            return [(v,) for v in range(1, 5) if _fits(now, blanks[len(state)], v)]
-
-        path = tuple((whole[b],) for b in blanks)
-        open_ = any(len(children(path[:depth])) > 1 for depth in range(BLANKS))
-        if open_ and _completions(cells, blanks) == 1:
+        for blank in blanks:
+            cells[blank] = 0
+        ways, nodes = _tree(cells, blanks)
+        if ways == 1 and DEAD[0] <= nodes - BLANKS <= DEAD[1]:
             break
+
+    def children(state: State) -> list[tuple[int, ...]]:
+        if len(state) == BLANKS:
+            return []
+        now = list(cells)
+        for blank, (value,) in zip(blanks, state, strict=False):
+            now[blank] = value
+        return [(v,) for v in range(1, 5) if _fits(now, blanks[len(state)], v)]
 
     return Puzzle([SUDOKU, *cells], children, lambda state: len(state) == BLANKS, BLANKS)
 
