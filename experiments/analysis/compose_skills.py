@@ -10,10 +10,12 @@ Left out:  Countdown, in whose place single additions are taught and sums of two
            in prompts of text alone.
 Expect:    level3/heldout: rl_2 > rft_2, rl_2 > rl_1, rl_2 > none; likewise level 8; sums2/accuracy, of a task whose
            compositions nobody taught: rl_2 > rl_1; level1/heldout: rl_2 > none - 0.03.
-Measure:   accuracy on compositions of up to eight functions that no training composed; the base knows the ten
-           functions, two of them with a literal, and has read a few compositions of two training ones, half of them
-           unfinished, and half of its text begins with idle words, so that the positions of long answers are trained in
-           every arm. All but none have equal updates, rl and rft equal samples.
+Measure:   accuracy on 512 compositions a level of up to eight functions that no training composed, drawn afresh from
+           the key of each measurement, one sample each; the bed is invalid unless the base, which is none, does nine of
+           ten single ones; the base knows the ten functions, two of them with a literal, and has read a few
+           compositions of two training ones, half of them unfinished, and half of its text begins with idle words, so
+           that the positions of long answers are trained in every arm. All but none have equal updates, rl and rft
+           equal samples.
 Run:       python -m experiments.analysis.compose_skills; at scale --model DIR --data strings (generated functions on
            strings), or FILE
 """
@@ -41,7 +43,7 @@ class Settings(recipes.OnlineSettings):
     learning_rate: float = 1e-3
     prompts_per_step: int = 8
     group_size: int = 16
-    base_steps: int = 1200
+    base_steps: int = 3000  # it has to know single functions well: see BED
     levels: tuple[int, ...] = (2,)
     kind: str = "rl"  # none, rl or rft
 
@@ -57,7 +59,9 @@ ARMS = {
 METRICS = (*(f"level{level}/heldout" for level in skills.SHOWN), "sums1/accuracy", "sums2/accuracy", "sums3/accuracy")
 CURVES = (*METRICS, "level3/trained", "policy/entropy")
 # imitation is to fail by the paper's own claim; whether anything is learned shows where single functions are kept, too
-BED = experiment.Bed(metric="level3/heldout", baseline="rl_12", chance=1 / 256, ceiling=1.0)
+BED = experiment.Bed(
+    metric="level3/heldout", baseline="rl_12", chance=1 / 256, ceiling=1.0, judges=(("none", "level1/heldout", 0.9),)
+)
 
 
 def training(task: skills.Skills, settings: Settings) -> tuple[experiment.Stage, ...]:

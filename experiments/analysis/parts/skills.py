@@ -14,9 +14,12 @@ from jaxrl_llm import reduce
 from jaxrl_llm.types import Key, Metrics, Params
 
 OWN_ROWS = "experiments.analysis.parts.text_skills"  # opens ``Skills`` of text
-WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, heads=4)
+WORLD = strings.make_world(  # two layers: one does not learn all single functions
+    toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, layers=2, heads=4
+)
 SHORT = WORLD._replace(response_tokens=4 * toy.WIDTH + 1)  # two functions, and two idle words
 SHOWN = (1, 2, 3, 4, 6, 8)  # levels that are measured
+PROBLEMS = 512  # fresh ones of every level
 
 
 def measure(params: Params, key: Key) -> Metrics:
@@ -24,7 +27,7 @@ def measure(params: Params, key: Key) -> Metrics:
     found = {}
     for k, (name, functions) in enumerate((("heldout", toy.HELD_OUT), ("trained", toy.TRAIN))):
         asked = [
-            toy.draw_prompts(jax.random.fold_in(key, 10 * k + level), 96, levels=(level,), functions=functions)
+            toy.draw_prompts(jax.random.fold_in(key, 10 * k + level), PROBLEMS, levels=(level,), functions=functions)
             for level in SHOWN
         ]
         prompts = jnp.concatenate(asked)
@@ -32,7 +35,7 @@ def measure(params: Params, key: Key) -> Metrics:
         right = toy.right(prompts, drawn).astype(jnp.float32).reshape(len(SHOWN), -1)
         found |= {f"level{level}/{name}": reduce.scalars(x) for level, x in zip(SHOWN, right, strict=True)}
     for level in (1, 2, 3):
-        prompts = toy.draw_sums(jax.random.fold_in(key, 200 + level), 96, levels=(level,))
+        prompts = toy.draw_sums(jax.random.fold_in(key, 200 + level), PROBLEMS, levels=(level,))
         drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 210 + level))
         found[f"sums{level}/accuracy"] = reduce.scalars(toy.right_sum(prompts, drawn).astype(jnp.float32))
     return found
