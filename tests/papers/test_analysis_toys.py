@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.analysis import compose_skills
 from experiments.analysis.parts import (
     audit,
     beyond_base,
@@ -17,6 +18,7 @@ from experiments.analysis.parts import (
     planted_behaviour,
     qualitative_calculi,
     relations,
+    skills,
 )
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
@@ -102,6 +104,23 @@ def test_each_outcome_of_best_of_n_is_the_best_of_samples_of_its_own(monkeypatch
 
 
 # --- compose_skills
+
+
+def test_single_functions_are_a_gate_and_levels_are_asked_often(monkeypatch):
+    """Compositions cannot be learned by who does not know the functions: one layer was at .04 of three of them."""
+    assert compose_skills.BED.judges == (("none", "level1/heldout", 0.9),)
+    params = jax.eval_shape(skills.WORLD.policy.init, jax.random.key(0))
+    assert params["layers"]["o"].shape[0] == 2
+    asked = []
+
+    def silent(world, params, prompts, key):
+        asked.append(len(prompts))
+        return jnp.full((len(prompts), world.response_tokens), functions.END, jnp.int32)
+
+    monkeypatch.setattr(skills.strings, "sample", silent)
+    found = skills.measure({}, jax.random.key(0))
+    assert asked == [512 * len(skills.SHOWN)] * 2 + [512] * 3
+    assert set(found) >= set(compose_skills.METRICS) and not any(float(x) for x in found.values())
 
 
 def test_functions_and_levels():

@@ -58,8 +58,13 @@ def test_equal_updates_for_all_but_cold():
         own = _settings(arm)
         assert lengths == ([3] if arm.endswith("cold") else [2, 3]), arm
         assert (own.read is search_traces.draw_first) == (own.task in toy.FIRST), arm
-        assert (own.steps, own.imitation_steps, own.learning_rate) == (40, 1200, 1e-3), arm
+        assert (own.steps, own.imitation_steps, own.learning_rate) == (40, 2000, 1e-3), arm
     asked, said = search_traces.draw_first(jax.random.key(0), 600)
     assert set(np.asarray(asked)[:, 0].tolist()) == set(toy.FIRST), "the base has read all of its tasks"
     assert 0.4 < np.asarray(toy.right(asked, said)).mean() < 0.65, "half of what it read is that of another puzzle"
     assert not np.asarray(said == toy.BACK).any()
+
+
+def test_a_record_measures_as_many_puzzles_as_the_standard_asks_for():
+    small = dataclasses.replace(_settings("list_0", smoke=True), eval_problems=512, eval_samples=8)
+    assert how_much_backtracking.build(small).measure.keywords == {"problems": 512, "samples": 8}
