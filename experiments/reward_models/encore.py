@@ -38,14 +38,14 @@ CARELESS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.8, 0.9, 1.0, 1.0, 1.0)  # how often each 
 RULES = len(CARELESS)
 
 
-def by_entropy(temperature):
+def _weighed(entropy, temperature):
     """A rule that gives everything one rating has entropy 0 and says nothing: it gets no weight."""
+    weights = combine.entropy_weights(entropy, temperature=temperature, usable=entropy > 0)
+    return jnp.log(jnp.where(jnp.any(entropy > 0), weights, 1.0) + 1e-9)
 
-    def mix(task, key, entropy, rated):
-        weights = combine.entropy_weights(entropy, temperature=temperature, usable=entropy > 0)
-        return jnp.log(jnp.where(jnp.any(entropy > 0), weights, 1.0) + 1e-9)
 
-    return mix
+def by_entropy(temperature):
+    return lambda task, key, entropy, rated: _weighed(entropy, temperature)
 
 
 def equal(task, key, entropy, rated):
