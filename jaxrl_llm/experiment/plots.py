@@ -86,7 +86,10 @@ def plot_rows(path: pathlib.Path, results: Results, metrics, title: str) -> None
 
 
 def _row_of(part: Judged) -> tuple[float, float, float]:
-    """Mean and ends of a part in units of d* beyond what it claims, in the paper's direction."""
+    """Mean and ends of a part in units of d* beyond what it claims, in the paper's direction.
+
+    A level, of which no smallest difference is stated, in units of its interval's width.
+    """
     scale = part.by if part.kind == "same" else part.d_star
     if part.kind == "level" or not np.isfinite(scale) or scale <= 0:
         scale = max(abs(part.high - part.low), 1e-12)
@@ -121,7 +124,9 @@ def _forest(axis, claim: Claim) -> None:
         axis.annotate(text, (0.01, k - 0.18), xycoords=("axes fraction", "data"), fontsize=7, va="bottom",
                       weight="bold" if k == 0 else "normal")  # fmt: skip
     axis.set_ylim(len(claim.parts) - 0.5, -0.8)
-    axis.set_xlabel("effect beyond what is claimed, in the paper's direction, in units of d* (dashed)", fontsize=8)
+    levels = "; levels in widths of their intervals" * any(part.kind == "level" for part in claim.parts)
+    units = f"effect beyond what is claimed, in the paper's direction, in units of d* (dashed){levels}"
+    axis.set_xlabel(units, fontsize=8)
     axis.set_title("primary part (black) and secondary parts (blue, Holm)", fontsize=10)
 
 
