@@ -63,12 +63,16 @@ def test_worked_example_of_rewards():
     near, _ = episodic_memory.closeness(full, queries, responses)
     half = np.sqrt(0.5)
     close.assert_near(near, [0.8, 1.0, half])
-    got = episodic_memory.memory_rewards(full, empty, queries, responses, ids, resemble=1.0)
-    close.assert_near(got, [(0.8 - half) / (1 - half), 1.0, 0.0])
-    got = episodic_memory.memory_rewards(empty, full, queries, responses, ids, avoid=1.0)
-    close.assert_near(got, [1 - (0.8 - half) / (1 - half), 0.0, 1.0])
+    histories = (episodic_memory.first_history(),) * 2
+
+    def paid(successes, failures, **weights):
+        terms = episodic_memory.nearness(successes, failures, queries, responses)
+        return episodic_memory.paid(terms, histories, ids, **({"resemble": 0.0, "avoid": 0.0} | weights))[0]
+
+    close.assert_near(paid(full, empty, resemble=1.0), [(0.8 - half) / (1 - half), 1.0, 0.0])
+    close.assert_near(paid(empty, full, avoid=1.0), [1 - (0.8 - half) / (1 - half), 0.0, 1.0])
     # nothing remembered: GRPO's rewards are left alone
-    assert not np.asarray(episodic_memory.memory_rewards(empty, empty, queries, responses, ids)).any()
+    assert not np.asarray(paid(empty, empty, resemble=1.0, avoid=1.0)).any()
     assert not np.asarray(episodic_memory.group_min_max(jnp.full(3, 0.3), ids)).any()
 
 

@@ -50,6 +50,7 @@ def test_the_wrong_work_of_another_puzzle_stands_in_the_places_of_ones_own():
     assert (own != wrong).any(axis=1).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_equal_updates_for_all_but_cold():
     """Stages of equal lengths, one of rewards alone where nothing is imitated; every task has a base that read it."""
     for arm in ARMS:

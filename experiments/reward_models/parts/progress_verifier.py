@@ -381,8 +381,8 @@ def with_progress(after: Float[Array, " N"], before: Float[Array, " N"]) -> Floa
     From "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning", arXiv:2410.08146, section 4.
 
     >>> import jax.numpy as jnp
-    >>> with_progress(jnp.array([0.5, 0.5]), jnp.array([0.2, 0.5])).round(4).tolist()
-    [0.6736000180244446, 0.5]
+    >>> [round(float(x), 3) for x in with_progress(jnp.array([0.5, 0.5]), jnp.array([0.2, 0.5]))]
+    [0.674, 0.5]
     """
     now, then = process.best_of(jnp.stack([after, before], axis=1), 4).T
     return after + 0.5 * (now - then)
