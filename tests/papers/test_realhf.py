@@ -192,6 +192,22 @@ def test_seconds_of_a_move():
     )
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_seconds_count_what_the_transfers_list(family):
+    config, chip = small_config(family), chips.CHIPS["v5p"]
+    for before in PLACES:
+        for after in PLACES:
+            taken, sent = {}, {}
+            for transfer in reshard_cost.transfers(leaves(config), before, after):
+                count = 2 * int(np.prod([b - a for a, b in transfer.ranges]))
+                sent[transfer.source] = sent.get(transfer.source, 0) + count
+                for target in transfer.targets:
+                    taken[target] = taken.get(target, 0) + count
+            busiest = max((*taken.values(), *sent.values()), default=0)
+            found = reshard_cost.seconds(config, chip, before, after)
+            close.assert_near(found, busiest / (chip.link * reshard_cost.LINKS), magnitude=0)
+
+
 @pytest.fixture(scope="module")
 def small():
     config = small_config("llama", num_kv_heads=4)

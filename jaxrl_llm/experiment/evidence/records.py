@@ -104,16 +104,11 @@ def save(record: dict[str, Any], path: pathlib.Path) -> None:
     path.write_text(json.dumps(record, separators=(",", ":")).replace('},"', '},\n"') + "\n")
 
 
-def withdrawn(root: pathlib.Path) -> dict[str, str]:
-    """Reasons by ``family/slug`` why the verdict of an old record does not stand."""
-    return {name: reason for name, reason, registered in _withdrawals(root) if not registered}
-
-
-def _withdrawals(root: pathlib.Path) -> list[tuple[str, str, str]]:
-    """``(family/slug, reason, registration)``: no registration where the record is of the old instrument."""
+def withdrawn(root: pathlib.Path) -> dict[tuple[str, str], str]:
+    """Why verdicts do not stand, by ``family/slug`` and registration; that of an old record is empty."""
     path = root / "results" / "withdrawn.tsv"
     rows = [line.split("\t") for line in path.read_text().splitlines()[1:]] if path.is_file() else []
-    return [(name, reason, "".join(registered)) for name, reason, *registered in rows]
+    return {(name, "".join(registered)): reason for name, reason, *registered in rows}
 
 
 def reason_withdrawn(path: pathlib.Path, record: dict[str, Any]) -> str:
@@ -121,8 +116,8 @@ def reason_withdrawn(path: pathlib.Path, record: dict[str, Any]) -> str:
 
     Of a record under the standard its registration is withdrawn, so that a record that is made anew stands.
     """
-    mine = f"{path.parent.name}/{path.stem}", "" if is_old(record) else record["instrument"].get("registered")
-    return next((why for name, why, registered in _withdrawals(path.parents[2]) if (name, registered) == mine), "")
+    registered = "" if is_old(record) else record["instrument"].get("registered")
+    return withdrawn(path.parents[2]).get((f"{path.parent.name}/{path.stem}", registered), "")
 
 
 def committed(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
