@@ -120,6 +120,7 @@ class _Run:
         self.facts: dict[int, roles.Rolled] = {}  # of rows: what is known of them wherever they lie
         self.units: list[str] = []  # names of the storage units; row r lies on number r modulo their number
         self.cells: dict[str, tuple[Any, Any]] = {}  # by unit: how others read and write there
+        self.given = 0  # cells that workers were told to fill
         self.litter: dict[str, list[int]] = defaultdict(list)  # rows that a unit may drop
         self.stalled: list[tuple[tuple[str, int], str]] = []  # work whose unit did not answer, until it is known why
         self.spent: dict[int, Any] = {}  # orders of rows that trained, and were then lost with their unit
@@ -254,11 +255,14 @@ class _Run:
         return len(units) == self.sizes.units and not any(u.ticket is not None and u.task == "look" for u in units)
 
     def _cell(self, row: int, column: str) -> roles.Cell | None:
-        """Where a cell belongs; None: in this process."""
+        """Where a cell belongs; None: in this process.
+
+        Every call has a cell of its own: one that comes late would else change rows that others have judged already.
+        """
         if not self.units:
             return None
-        unit = self.units[row % len(self.units)]
-        return roles.Cell(unit, *self.cells[unit], row, column)
+        unit, self.given = self.units[row % len(self.units)], self.given + 1
+        return roles.Cell(unit, *self.cells[unit], row, f"{column}.{self.given}")
 
     def _next(self, task: str, by: str | None = None) -> int | None:
         """A row that nobody has done; one that was given back may have come in late after all."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.asynchronous import conductor, roles, threads
-from jaxrl_llm.asynchronous.limits import Sizes
+from jaxrl_llm.asynchronous.limits import Limit, Sizes
 from jaxrl_llm.asynchronous.workers import Reply, Threads
 from jaxrl_llm.types import Rewards
 from tests.asynchronous import programs
@@ -139,6 +139,33 @@ def test_cells_are_freed_when_a_checkpoint_covers_them(tmp_path):
 
     run(tmp_path, crew, build, steps=8, limits=PATIENT, units=1)
     assert max(most) <= 4  # of two steps
+
+
+def test_a_late_worker_does_not_change_rows_that_were_judged(tmp_path, want):
+    """The first roller brings other rows of the first step, when those of the second have been scored."""
+    scored, written = threading.Event(), threading.Event()
+
+    def late(function, roller, fetch, manifest, key, *arguments):
+        assert scored.wait(60)
+        found = function(roller, fetch, manifest, key._replace(data=key.data + np.uint32(1)), *arguments)
+        written.set()
+        return found
+
+    def score(function, *arguments):
+        found = function(*arguments)
+        scored.set()
+        return found
+
+    def learn(function, *arguments):
+        assert written.wait(60)
+        return function(*arguments)
+
+    limits = PATIENT._replace(roll=Limit(0.5, 99.0), first_s=0.0)
+    crew = programs.make_faulty(Threads, {("roll", 1): late, ("score", 1): score, ("learn", 1): learn})()
+    state, report = run(tmp_path, crew, limits=limits, units=1)
+    same(state, want)
+    assert [without(row) for row in report.history] == want[1]
+    assert {"late", "repeated"} <= set(kinds(report)), report.events
 
 
 # weights in turn
