@@ -29,8 +29,18 @@ def fetched(tree: Any) -> Any:
     return _moved(tree, jax.memory.Space.Device)
 
 
-def parked_state(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``tx`` whose state waits in host memory between two updates: of AdamW eight bytes a weight."""
+class Parked(optax.GradientTransformation):
+    """What ``parked_state`` makes; ``inner`` is the transformation whose state lies on the devices."""
+
+    inner: optax.GradientTransformation
+
+
+def parked_state(tx: optax.GradientTransformation) -> Parked:
+    """``tx`` whose state waits in host memory between two updates: of AdamW eight bytes a weight.
+
+    ``train.step.make_update`` takes ``inner`` and moves the state itself, once in and once out, so that whatever else
+    it does with the state is done on the devices: what reads an array where it waits is computed by the host.
+    """
 
     def init(params: Any) -> Any:
         return parked(tx.init(params))
@@ -39,4 +49,6 @@ def parked_state(tx: optax.GradientTransformation) -> optax.GradientTransformati
         updates, state = tx.update(grads, fetched(state), params)
         return updates, parked(state)
 
-    return optax.GradientTransformation(init, update)
+    made = Parked(init, update)
+    made.inner = tx
+    return made

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from jaxrl_llm.distributed import offload
 from jaxrl_llm.train import parity
 from jaxrl_llm.train.packing import LAYOUT
 from jaxrl_llm.train.skipped import SKIPPED
@@ -150,8 +151,17 @@ class Averaged(NamedTuple):
 
 
 def chosen(finite: Array, new: Any, old: Any) -> Any:
-    """Every leaf of ``new`` where ``finite``, else that of ``old``: nothing of a bad update is left behind."""
-    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+    """Every leaf of ``new`` where ``finite``, else that of ``old``: nothing of a bad update is left behind.
+
+    Arrays that wait in host memory come to the devices for it: there a choice would be computed by the host.
+    """
+
+    def one(x: Array, y: Array) -> Array:
+        if jax.typeof(x).memory_space != jax.memory.Space.Host:
+            return jnp.where(finite, x, y)
+        return offload.parked(jnp.where(finite, offload.fetched(x), offload.fetched(y)))
+
+    return jax.tree.map(one, new, old)
 
 
 def trained_part(params: Params, trained: str) -> Params:
@@ -221,15 +231,18 @@ def make_update(
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         # optax mixes weak integers and floats, which a user's strict promotion would refuse
+        waits = isinstance(tx, offload.Parked)
+        before = offload.fetched(state.opt_state) if waits else state.opt_state
         with jax.numpy_dtype_promotion("standard"):
-            updates, opt_state = tx.update(grads, state.opt_state, old)
+            updates, opt_state = (tx.inner if waits else tx).update(grads, before, old)
             new = optax.apply_updates(old, updates)
         finite = jnp.isfinite(norm)  # not the loss: a term without a gradient must not change an update
-        params, opt_state = whole(chosen(finite, new, old)), chosen(finite, opt_state, state.opt_state)
+        params, opt_state = whole(chosen(finite, new, old)), chosen(finite, opt_state, before)
+        opt_state = offload.parked(opt_state) if waits else opt_state
         extras = dict(state.extras)
         if ema_decay is not None:
-            before = declared(Averaged, extras).ema
-            after = chosen(finite, optax.incremental_update(params, before, 1 - ema_decay), before)
+            average = declared(Averaged, extras).ema
+            after = chosen(finite, optax.incremental_update(params, average, 1 - ema_decay), average)
             extras |= Averaged(after)._asdict()
         metrics = dict(metrics) | {"loss/total": loss, "grad/norm": norm, SKIPPED: 1.0 - finite.astype(jnp.float32)}
         return state._replace(params=params, opt_state=opt_state, extras=extras), metrics

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
@@ -44,6 +45,32 @@ def test_an_optimiser_that_waits_on_the_host():
         found[name] = state
     assert _kinds(found["there"].opt_state) == {"pinned_host"} and _kinds(found["here"].opt_state) == {"device"}
     jax.tree.map(np.testing.assert_array_equal, found["there"].params, found["here"].params)
+
+
+def _equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_nothing_is_computed_where_the_state_waits(wrapped):
+    """Whether an update is finite is looked at on the devices; the host would read both states to choose one."""
+    policy, params, _ = small_model()
+    tx = parked_state(optax.adamw(1e-2))
+    tx = optax.chain(tx) if wrapped else tx
+    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
+    assert _kinds(state.opt_state) == {"pinned_host"}
+    update = make_update(make_policy_loss(policy, clipped_policy_loss), tx)
+    made = list(_equations(jax.make_jaxpr(update)(state, random_batch()).jaxpr))
+    host = jax.memory.Space.Host
+    there = [e.primitive.name for e in made for x in e.outvars if getattr(x.aval, "memory_space", None) == host]
+    assert set(there) == {"device_put"}
+    if not wrapped:  # every moment travels once in either direction
+        moments = 2 * len(jax.tree.leaves(params))
+        assert there.count("device_put") == moments
+        assert sum(e.primitive.name == "device_put" for e in made) == 2 * moments
 
 
 def test_it_waits_there_on_a_mesh_and_in_a_checkpoint(tmp_path):
