@@ -122,15 +122,26 @@ def _in_bins(rows: Rows, parts: int, shards: int) -> tuple[list[list[list[Sequen
         bins = _Bins(width, count if count >= len(found) else len(found))
         bins.add(found)
         return [bins.held], row_count(len(bins.held), count, shards)
-    made = [_Bins(width, count // parts)]
-    for group in by_group(found, rows.group_ids):
+    height = count // parts
+    members = np.unique(rows.group_ids, return_counts=True)[1]
+    # parts that cut groups do so whatever lies in them: then every row is one
+    groups = rows.group_ids if (height % members == 0).all() else np.arange(count)
+    made = [_Bins(width, height)]
+    for group in by_group(found, groups):
         # a part that has no room holds as many groups as an unpacked one: there are never more than ``parts``
         if not any(bins.add(group) for bins in made):
-            made.append(_Bins(width, max(count // parts, len(group))))
-            made[-1].add(group)
-    if len(made) > parts or any(len(bins.held) > count // parts for bins in made):
-        raise ValueError(f"microbatches={parts} do not hold whole groups of the {count} rows; choose fewer")
-    return [bins.held for bins in made], count // parts
+            made.append(_Bins(width, height))
+            if len(made) > parts or not made[-1].add(group):  # rows of several segments may need more
+                return _as_they_stand(found, parts, height), height
+    return [bins.held for bins in made], height
+
+
+def _as_they_stand(found: list[Sequence], parts: int, height: int) -> list[list[list[Sequence]]]:
+    """Every sequence in a row, and a part, that is that of its own row."""
+    held: list[list[list[Sequence]]] = [[[] for _ in range(height)] for _ in range(parts)]
+    for one in found:
+        held[one.row // height][one.row % height].append(one)
+    return held
 
 
 def packed_rows(rows: Rows, *, parts: int = 1, shards: int = 1) -> Layout:
@@ -140,11 +151,8 @@ def packed_rows(rows: Rows, *, parts: int = 1, shards: int = 1) -> Layout:
     packing, and parts that stay empty cost nothing (``train.step.accumulate``): one program for all lengths.
 
     Args:
-      parts: of the update; whole groups in each.
+      parts: of the update; whole groups in each, where as many rows hold whole groups.
       shards: that rows divide over.
-
-    Raises:
-      ValueError: where whole groups do not fit into the parts.
     """
     held, height = _in_bins(rows, parts, shards)
     width = rows.tokens.shape[1]

@@ -10,6 +10,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import gspo_loss
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens, stored_anchor
+from jaxrl_llm.train.methods.prefixes import prefix_trees
 from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import Batch
 from tests import close
@@ -164,7 +165,28 @@ def test_few_shapes_for_all_lengths():
     assert 3 < len(shapes) <= 2 * len(packing.EIGHTHS)
 
 
-def test_mistakes():
-    rows = packing.rows_of(jax.tree.map(np.asarray, batch()))
-    with pytest.raises(ValueError, match="microbatches=8 do not hold whole groups of the 16 rows"):
-        packing.packed_rows(rows, parts=8)
+@pytest.mark.parametrize("planner", [packing.packed_rows, prefix_trees])
+def test_parts_that_cut_groups_hold_all_rows_whatever_their_lengths(planner):
+    """Two rows a part, groups of four: rows go into parts one by one, as they do without a layout."""
+    rows = batch()
+    policy, params, _ = small_model()
+    loss = make_policy_loss(policy, clipped_policy_loss, anchor=stored_anchor)
+    layout = planned(rows, planner, parts=8)
+    assert layout.source.shape[:2] == (8, 2)
+    found = accumulate(loss, params, laid(rows, layout), 8)
+    want = accumulate(loss, params, rows, 8)
+    sums = close.gradient_sums(small_config(), *rows.mask.shape)
+    close.assert_same_sums(found[0], want[0], sums)
+    mask = np.ones((8, 4), bool)  # all as long as may be: nothing can be packed, and nothing is shared
+    line, tokens = np.tile(np.arange(4), (8, 1)), np.arange(32).reshape(8, 4)
+    layout = planner(packing.Rows(tokens, mask.astype(np.int32), line, mask, np.repeat([0, 1], 4)), parts=4)
+    assert layout.source.shape == (4, 2, 4) and np.sort(layout.source.ravel()).tolist() == list(range(32))
+
+
+def test_rows_of_segments_that_find_no_other_place_stay_in_theirs():
+    """Longest first, 3 and 3 of both rows share one, and of the four twos one is left over: that ended a run."""
+    segments = np.array([np.repeat([1, 2, 3], row) for row in [[3, 2, 2], [2, 3, 2]] * 2], np.int32)
+    line = np.tile(np.arange(7), (4, 1))
+    layout = packing.packed_rows(packing.Rows(line, segments, line, segments > 0, np.array([0, 0, 1, 1])), parts=2)
+    assert layout.source.reshape(4, 7).tolist() == np.arange(28).reshape(4, 7).tolist()
+    assert layout.segments.reshape(4, 7).tolist() == segments.tolist()
