@@ -64,7 +64,8 @@ def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
       flag: what the user gave ``spec`` to, for messages.
 
     Raises:
-      UserError: as ``parse_sizes``, and for a product of sizes that does not divide the number of devices.
+      UserError: as ``parse_sizes``, for a product of sizes that does not divide the number of devices, and for a mesh
+        that has no device of one of several processes, which would have nothing to run.
     """
     devices = (_DEVICES.get() or jax.devices()) if devices is None else devices
     shape = tuple(parse_sizes(spec, flag).values())
@@ -74,6 +75,12 @@ def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
         more = simulated if devices and devices[0].platform == "cpu" else ""
         there = f"the {len(devices)} there are{more}"
         raise UserError(f"{flag} {spec} needs {needed} devices, which does not divide {there}")
+    if needed < len(devices) and jax.process_count() > 1:
+        left_out = {device.process_index for device in devices[needed:]}
+        left_out -= {device.process_index for device in devices[:needed]}
+        if left_out:
+            raise UserError(f"{flag} {spec} has none of the devices of process {min(left_out)}: give sizes for all "
+                            f"{len(devices)} devices, or start fewer processes by --hosts")  # fmt: skip
     return Mesh(np.asarray(devices[:needed]).reshape(shape), AXES)
 
 

@@ -219,7 +219,7 @@ def run_folder(settings: Settings) -> pathlib.Path:
     """The folder of this run; a new one holds its settings before anything else happens."""
     if settings.resume:
         return pathlib.Path(settings.resume)
-    run = settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
+    run = settings.out or f"runs/{hosts.of_first(time.strftime('%Y%m%d-%H%M%S'))}"  # clocks differ
     if hosts.is_first():
         with record.resumable(record.open_run(run, resume=False)):
             record.write_json(pathlib.Path(run) / "settings.json", dataclasses.asdict(settings))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import safetensors.numpy
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs.grpo import cli
+from jaxrl_llm.run.settings import Settings, run_folder
 from tests import close
 from tests.models_for_tests import byte_model, nano, small_config
 
@@ -138,6 +140,18 @@ def test_one_process_needs_no_others():
     tree = {"a": jax.numpy.arange(3), "b": np.ones(2)}
     assert all(isinstance(x, np.ndarray) for x in hosts.gathered(tree).values())
     assert hosts.split_work(5, lambda part: np.arange(5)[part]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_folder_that_is_named_by_a_clock_is_named_by_that_of_the_first_host(monkeypatch):
+    """Else each host would keep its parts of a checkpoint in a folder of its own."""
+    first = np.frombuffer(b"20260101-000000".ljust(256, b"\0"), np.uint8)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda own: np.stack([first, own]))
+    monkeypatch.setattr(hosts.multihost_utils, "sync_global_devices", lambda name: None)
+    assert run_folder(Settings()) == pathlib.Path("runs/20260101-000000")
+    with pytest.raises(ValueError, match="text of 257 bytes"):
+        hosts.of_first("a" * 257)
 
 
 PAPER = [

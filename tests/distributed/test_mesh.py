@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import pytest
 
@@ -41,6 +43,14 @@ def test_errors_name_the_part(spec, message):
 def test_given_devices_are_the_ones_used():
     devices = jax.devices()[4:6]
     assert list(meshes.parse_mesh("fsdp=2", devices).devices.flat) == devices
+
+
+def test_no_process_is_left_without_a_device(monkeypatch):
+    """It would run no program, and the others would wait for it."""
+    devices = [SimpleNamespace(process_index=k // 4, platform="tpu") for k in range(8)]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="--mesh data=4 has none of the devices of process 1: give sizes for all 8"):
+        meshes.parse_mesh("data=4", devices)
 
 
 def test_rows_must_divide():
