@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxrl_llm.distributed.compiler_options import options_of
-from jaxrl_llm.distributed.mesh import batch_sharding
+from jaxrl_llm.distributed.mesh import BATCH, batch_sharding
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.train.offline import Offline, update_on
 from jaxrl_llm.types import Metrics, TrainState
 
@@ -20,10 +21,24 @@ PLACE = "stream"  # in the note of a checkpoint
 
 
 def placed(batch: Any, mesh: Mesh | None = None) -> Any:
-    """This process's rows on its devices; on a mesh all processes' rows are one array."""
+    """This process's rows on its devices; on a mesh all processes' rows are one array.
+
+    Raises:
+      UserError: for a mesh on which several processes hold the same rows, as they have read different ones.
+    """
     if mesh is None:
         return jax.tree.map(jnp.asarray, batch)
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(batch_sharding(mesh), x), batch)
+    processes = jax.process_count()
+
+    def whole(x: Any) -> jax.Array:
+        made = jax.make_array_from_process_local_data(batch_sharding(mesh), x)
+        if made.shape[0] != processes * x.shape[0]:
+            axes = ", ".join(f"{axis}={mesh.shape[axis]}" for axis in BATCH)
+            raise UserError(f"{axes} do not divide rows over {processes} processes, each of which reads rows of its "
+                            f"own; let their product be a multiple of {processes}")  # fmt: skip
+        return made
+
+    return jax.tree.map(whole, batch)
 
 
 def make_step(

@@ -80,6 +80,13 @@ def test_rows_of_a_mesh():
     assert max(jax.tree.leaves(moved)) > 10 * 3 * 0.1 * close.bound(sums, 1.0), "by more than it may differ"
 
 
+def test_processes_that_would_hold_the_same_rows_are_refused(monkeypatch):
+    """Each reads rows of its own: copies of the model would train on others, and say nothing."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="data=1, fsdp=1, expert=1 do not divide rows over 2 processes"):
+        streamed.placed({"row": np.arange(4)}, meshes.parse_mesh("tensor=8"))
+
+
 def test_a_table_without_rows_to_pack_trains():
     """The planner of packed rows finds nothing to arrange, and the steps are the same."""
     method, params = _method(ADAM)
