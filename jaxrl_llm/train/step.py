@@ -60,9 +60,14 @@ def trained_first(batch: Batch) -> Batch:
 
 
 def _add(left, right):
+    right = jax.tree.map(_as_wide, right[0], left[0]), *right[1:]
     grads, loss, metrics = jax.tree.map(jnp.add, left, right)
     largest = {k: jnp.maximum(left[2][k], right[2][k]) for k in metrics if k.endswith("_max")}
     return grads, loss, metrics | largest
+
+
+def _as_wide(x: Array, like: Array) -> Array:
+    return x if x.dtype == like.dtype else x.astype(like.dtype)
 
 
 def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -> tuple[Params, Array, Metrics]:
@@ -100,7 +105,7 @@ def _in_turn(grad_fn: Callable[..., Any], params: Params, batch: Batch, parts: A
 
     nothing = _nothing(grad_fn, params, jax.eval_shape(lambda x: cut(jax.tree.map(lambda leaf: leaf[0], x)), parts))
     (grads, loss, metrics), _ = jax.lax.scan(body, nothing, parts)
-    return grads, loss, parity.finished(metrics)
+    return jax.tree.map(_as_wide, grads, params), loss, parity.finished(metrics)
 
 
 def _laid_out(grad_fn: Callable[..., Any], params: Params, batch: Batch) -> tuple[Params, Array, Metrics]:
@@ -130,8 +135,9 @@ def _laid_out(grad_fn: Callable[..., Any], params: Params, batch: Batch) -> tupl
 
 
 def _nothing(grad_fn: Callable[..., Any], params: Params, part: Any) -> tuple[Params, Array, Metrics]:
-    """Gradient, loss and metrics of no part at all."""
+    """Gradient, loss and metrics of no part at all; the gradient of weights in few bits is added up in float32."""
     (loss, metrics), grads = jax.eval_shape(grad_fn, params, part)
+    grads = jax.tree.map(lambda s: s.update(dtype=jnp.float32) if s.dtype.itemsize < 4 else s, grads)
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (grads, loss, metrics))
 
 
@@ -141,7 +147,8 @@ def _added(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Par
         return _add(carry, (grads, loss, metrics)), None
 
     first = jax.tree.map(lambda x: x[0], parts)
-    return jax.lax.scan(body, _nothing(grad_fn, params, first), parts)[0]
+    grads, loss, metrics = jax.lax.scan(body, _nothing(grad_fn, params, first), parts)[0]
+    return jax.tree.map(_as_wide, grads, params), loss, metrics
 
 
 class Averaged(NamedTuple):

@@ -55,6 +55,23 @@ def test_micro_batches_give_the_whole_gradient(mode, parts):
     close.assert_same_figures(split[2], whole[2], back)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_parts_of_weights_in_bfloat16_add_up_in_float32(batched):
+    """A sum of ones in bfloat16 ends at 256: there one more is half of the last bit."""
+    params, rows = {"w": jnp.zeros((), jnp.bfloat16)}, 512
+    ones = jnp.ones((rows, 1))
+    batch = Batch(*[ones] * len(Batch._fields))._replace(
+        mask=ones > 0, group_ids=jnp.arange(rows, dtype=jnp.int32), total=jnp.ones(()), extras={}
+    )
+
+    def loss(params, part):
+        x = part.tokens if batched else part
+        return jnp.sum(params["w"].astype(jnp.float32) * x), {}
+
+    grads, _, _ = jax.jit(lambda p, x: accumulate(loss, p, x, rows))(params, batch if batched else ones)
+    assert grads["w"].dtype == jnp.bfloat16 and float(grads["w"]) == 512.0
+
+
 def test_clipping_comes_after_accumulation():
     """Trap 28: the update of sgd has exactly the bound as norm, whatever the parts."""
     tx = optax.sgd(1.0)
