@@ -134,6 +134,8 @@ class Arrival:
             self._have = {}
         self._skeleton = manifest.skeleton
         self._pieces = {p.name: p for p in manifest.pieces}
+        # pieces of another cut share memory with these, which will be written
+        self._have = {name: digest for name, digest in self._have.items() if name in self._pieces}
         return self.missing()
 
     def missing(self) -> list[Piece]:

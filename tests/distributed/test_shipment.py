@@ -79,6 +79,16 @@ def test_what_did_not_change_is_not_sent_again():
     same(before, old)  # what is in use is not written over
 
 
+def test_pieces_of_another_cut_are_not_taken_for_what_lies_there():
+    """Weights go and come back, the second time in other pieces; what lies there then is of neither."""
+    arrival, tree = weight_transfer.Arrival(), weights()
+    other = jax.tree.map(lambda x: x + np.ones((), x.dtype), tree)
+    for version, (sent, size) in enumerate([(tree, 2**20), (other, 48), (tree, 2**20)]):
+        manifest, contents = weight_transfer.pack(sent, version, piece_bytes=size)
+        weight_transfer.receive(arrival, manifest, source(contents)[0])
+        same(arrival.tree(), sent)
+
+
 def test_damaged_and_foreign_pieces_are_refused():
     manifest, contents = weight_transfer.pack(weights(), 0)
     name = manifest.pieces[0].name
