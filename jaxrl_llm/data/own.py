@@ -23,10 +23,10 @@ def own(name: str, flag: str, kind: str = "function") -> Callable[..., Any]:
         sys.path.insert(0, "")
     try:
         named = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{flag} {name}: {error}; give MODULE:{kind.upper()} of a module beside this command"
-        ) from error
+    except Exception as error:  # whatever a module of the user's own raises where it is read
+        kinds = (ImportError, AttributeError, ValueError)
+        said = f"{error}" if isinstance(error, kinds) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{flag} {name}: {said}; give MODULE:{kind.upper()} of a module beside this command") from error
     if not callable(named):
         raise UserError(f"{flag} {name} is {type(named).__name__}; give a {kind}")
     return named

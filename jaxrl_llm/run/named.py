@@ -3,6 +3,7 @@
 import ast
 import difflib
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,7 +46,9 @@ def settings(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str, package: ModuleType):
-    """``function`` with ``name=value`` words as its keyword settings; a value is a literal or a function's name.
+    """``function`` with ``name=value`` words as its keyword settings.
+
+    A value is a literal, ``inf``, a word where the default is one (``over=sum``), or a function's name.
 
     Raises:
       UserError: for a word that is no setting of the function, or a setting without a default that is missing.
@@ -59,9 +62,12 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError) as error:
-            if isinstance(known[name], int | float):
+            if isinstance(known[name], int | float) and text != "inf":
                 raise UserError(f"{flag} {word}: {text or 'nothing'} is no value such as {known[name]}") from error
-            value = find(package, text, f"{flag} {name}=")
+            if text == "inf":
+                value = math.inf
+            else:
+                value = text if isinstance(known[name], str) else find(package, text, f"{flag} {name}=")
         whole = type(value) is int and inspect.signature(function).parameters[name].annotation is float
         given[name] = float(value) if whole else value
     missing = [k for k, v in known.items() if v is inspect.Parameter.empty and k not in given]

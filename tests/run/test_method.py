@@ -256,6 +256,14 @@ def test_a_lighter_sampler_is_corrected_by_the_policy_before_the_updates(correct
     close.assert_near(method.correction(one)(moved, moved, batch._replace(old_logp=None)), [[2.0, 0.75]])
 
 
+def test_words_are_choices_and_infinity():
+    sums, each = (of(correction="rejection_mask", correction_args=("most=3.0", f"over={x}")) for x in ("sum", "token"))
+    far = [np.asarray(method.correction(x)(LOGP, LOGP, _batch())) for x in (sums, each)]
+    assert np.any(far[0] != far[1])
+    open_ended = method.policy_loss(of(loss="aipo_loss", loss_args=("cap=inf",)))[0]
+    assert open_ended.keywords == {"cap": math.inf}
+
+
 def test_a_mask_corrects_as_zeros_and_ones():
     settings = of(correction="rejection_mask", correction_args=("most=1.0",))
     weights = np.asarray(method.correction(settings)(LOGP, LOGP, _batch()))
@@ -382,6 +390,7 @@ def logged_kl(logp, ref_logp, mask):
         ({"workers": "threads:8"}, "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
         ({"loss": "token_ratio"}, "--loss token_ratio: gives no TokenTerms"),
+        ({"correction": "rejection_mask", "correction_args": ("most=1.0", "over=every")}, "over='every' is not one of"),
         ({"correction": "cispo_loss"}, "--correction cispo_loss: gives TokenTerms for 4 responses of 6 tokens, not a"),
         ({"advantages": "discounted_returns"}, "--advantages discounted_returns: does not take the arrays of a"),
         ({"advantages": "prefix_values"}, "--advantages prefix_values: gives tuple for 4 responses"),
@@ -402,6 +411,20 @@ def test_mistakes_are_named(changes, said):
         return
     with pytest.raises(UserError, match=said):
         check(of(**changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def loss(logp:\n", "SyntaxError: .*never closed"),
+        ("rate = 1 / 0\n", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_cannot_be_read_is_one_line(text, said, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine_unread.py").write_text(text)
+    with pytest.raises(UserError, match=f"--loss mine_unread:loss: {said}"):
+        check(of(loss="mine_unread:loss"))
 
 
 def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
