@@ -46,13 +46,7 @@ from jaxrl_llm.run.settings import (
 )
 from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
-from jaxrl_llm.train.methods.builders import (
-    current_anchor,
-    make_batch_loss,
-    make_estimate,
-    stored_anchor,
-    with_collision,
-)
+from jaxrl_llm.train.methods.builders import make_batch_loss, make_estimate, with_collision
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
@@ -69,9 +63,11 @@ SHOWN = {
 
 
 def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
-    """``--microbatches``, or the most parts (at most 16) that hold whole groups and divide over the mesh."""
+    """``--microbatches``, or the most parts (at most 16) that hold whole groups, divide over the mesh and add up."""
     if settings.microbatches or settings.strict:  # whose sampler scores all rows at once
         return settings.microbatches or 1
+    if method.whole_batch(settings):
+        return 1
     devices = 1 if mesh is None else meshes.batch_parts(mesh)
     return most_parts(settings.prompts_per_step, settings.group_size, devices)
 
@@ -96,7 +92,6 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
 
     steps = horizon(settings) * settings.inner_epochs  # updates, which the schedule counts
     schedule = method.learning_rate(settings, steps)
-    several = settings.inner_epochs > 1
     score = share_prompts(settings.group_size, settings.max_new_tokens)
     estimated = with_collision(make_estimate) if method.needs_collision(settings) else make_estimate
     return Online(
@@ -120,7 +115,7 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
             method.estimator(settings),
             reduction=settings.reduction,
             temperature=settings.temperature,
-            recompute_old=several,
+            recompute_old=method.rescores(settings),
             reference=referred if method.needs_reference(settings) else None,
             keep=method.keep(settings, with_spread if settings.filter_groups else None),
             row_extras=method.row_extras(settings),
@@ -128,7 +123,7 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
         ),
         loss=make_batch_loss(
             model.policy,
-            method.token_loss(settings, stored_anchor if several else current_anchor),
+            method.token_loss(settings, method.anchor(settings)),
             reduction=settings.reduction,
             length_tokens=settings.max_new_tokens if settings.reduction == "constant" else None,
             temperature=settings.temperature,
@@ -334,8 +329,9 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
     before = after = evaluate.of_samples(next(one)[2], found.tables.heldout_table)
     remember(settings, run)  # the run holds its folder now, and can go on with these
     hosts.say(f"{settings.model}: {found.model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
-    if told := about_schedule(settings):
-        hosts.say(told)
+    for told in (about_schedule(settings), *method.told(settings)):
+        if told:
+            hosts.say(told)
     try:
         with progress(settings.steps, start=max(checkpoint.steps(run / "checkpoints"), default=0)) as bar:
             for _, _, measured in one:

@@ -21,7 +21,7 @@ from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import named
-from jaxrl_llm.run.method import LOSS, adamw
+from jaxrl_llm.run.method import LOSS, adamw, looks_at_all
 from jaxrl_llm.train.methods.actor_critic import Read, make_actor_critic_loss, make_value_estimate
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import TokenTerms
@@ -120,6 +120,7 @@ def build(settings: Settings) -> Plan:
         actor=recipes.model_of,
         updates_per_rollout=settings.inner_epochs,
         max_grad_norm=settings.max_grad_norm or None,
+        whole_batch="its loss looks at all tokens of a step" if looks_at_all(loss, LOSS) else "",
     )
     plan = recipes.one_stage(settings, found, online)._replace(on_host=True)
     return recipes.with_heads(found, plan if measure is None else plan._replace(measure=measure),

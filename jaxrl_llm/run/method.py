@@ -1,6 +1,7 @@
 """The method of the training job by flags: any public loss, estimator, reduction, KL and correction of the library."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,14 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.run import flags, named
-from jaxrl_llm.train.methods.builders import Collided, Diverged, Rewarded, mismatch_weights
+from jaxrl_llm.train.methods.builders import (
+    Collided,
+    Diverged,
+    Rewarded,
+    current_anchor,
+    mismatch_weights,
+    stored_anchor,
+)
 from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
@@ -65,7 +73,9 @@ class MethodSettings:
     # down above; 0: it is always paid, by --entropy-weight
     entropy_target: float = 0.0
     entropy_step: float = 0.005  # of the weight of the bonus at every update, with --entropy-target
-    correction: str = ""  # of tokens by the sampler's log-probs: truncated_weights, masked_weights, rejection_mask ...
+    # of tokens by the sampler's log-probs: truncated_weights, masked_weights, rejection_mask ... Without one, and with
+    # --loop async and a --staleness, the ratio of the loss is to the sampler
+    correction: str = ""
     correction_args: tuple[str, ...] = ()  # its settings, for example cap=5.0
     inner_epochs: int = 1  # updates on every rollout; old log-probs are then scored before the first
     # responses cut at --max-new-tokens: train as they are, leave the loss, or lose reward in the last overlong_buffer
@@ -183,6 +193,46 @@ def check_drawn(settings: MethodSettings) -> None:
                         "samples all alike; drop one of them")  # fmt: skip
 
 
+def check_combined(settings: MethodSettings) -> None:
+    """Raises UserError for functions whose arrays fit and which are none of a kind, or lose what they are for.
+
+    Functions of one's own are what their author says.
+    """
+    wanted = policy_loss(settings)[1]
+    if ":" not in settings.loss and not {"advantages", "rewards"} & set(wanted):
+        raise UserError(f"--loss {settings.loss} takes {', '.join(wanted)}, and learns from no reward; responses of a "
+                        "file are learned by jaxrl sft")  # fmt: skip
+    name, flag = settings.advantages, f"--advantages {settings.advantages}"
+    if ":" not in name and not name.endswith(("_advantages", "branch_differences")):
+        raise UserError(f"{flag} is no estimator of advantages; choose one whose name ends in _advantages")
+    if getattr(settings, "filter_groups", False) and ":" not in name and name != MethodSettings.advantages:
+        if learns_from_equals(settings):
+            raise UserError(f"{flag} learns from groups of equal rewards, too; give --no-filter-groups")
+        if name == "gpg_advantages":
+            raise UserError(f"{flag} makes up for groups of equal rewards itself; give --no-filter-groups")
+    if settings.correction and ":" not in settings.correction:
+        taken = _correction(settings)[1]
+        if not {"ratio", "weights", "sampler_logp"} & set(taken):
+            raise UserError(f"--correction {settings.correction} takes {', '.join(taken)}, nothing of what the sampler "
+                            "said; choose truncated_weights, masked_weights, rejection_mask ...")  # fmt: skip
+    if needs_optimal_values(settings) and settings.overlong == "penalty":
+        raise UserError(f"--overlong penalty is not in the values of prompts, which --loss {settings.loss} takes; drop "
+                        "one of them")  # fmt: skip
+
+
+def learns_from_equals(settings: MethodSettings) -> bool:
+    """Whether the estimator gives tokens of a group of equal rewards an advantage."""
+    function, wanted = _estimator(settings)
+    if "earlier" in wanted or "token_kl" in wanted:
+        return True
+    if "greedy_rewards" in wanted:  # one of the group's own, whose reward differs or does not
+        return False
+    given = _drawn(wanted) | {"rewards": jnp.asarray([1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])}
+    if "collision" in wanted:
+        given["rewards"] = advantages.at_last_token(given["rewards"], given["mask"])
+    return bool(np.any(np.abs(np.asarray(_called(function, wanted, given))) > 1e-6))
+
+
 def policy_loss(settings: MethodSettings) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """The loss of the flags, and the arrays that it takes in their order."""
     function = named.find(losses, settings.loss, "--loss")
@@ -193,6 +243,26 @@ def policy_loss(settings: MethodSettings) -> tuple[Callable[..., Any], tuple[str
     if "logp" not in wanted:
         raise UserError(f"--loss {settings.loss} takes {', '.join(wanted)}, no logp: it is no loss of a policy")
     return function, wanted
+
+
+def is_stale(settings: Any) -> bool:
+    """Whether the weights that sampled may be older than those that an update begins with."""
+    return getattr(settings, "loop", "host") == "async" and settings.staleness > 0
+
+
+def to_sampler(settings: Any) -> bool:
+    """Whether the ratio of the loss is to the sampler: it is older, and neither a correction nor the loss says so."""
+    return is_stale(settings) and not settings.correction and "sampler_logp" not in policy_loss(settings)[1]
+
+
+def rescores(settings: Any) -> bool:
+    """Whether a pass before several updates finds the log-probabilities to which their ratio is."""
+    return settings.inner_epochs > 1 and not to_sampler(settings)
+
+
+def anchor(settings: Any) -> Callable[[Array, Batch], Array]:
+    """Where ``old_logp`` comes from; the only update on samples of its own weights has a ratio of exactly 1."""
+    return stored_anchor if settings.inner_epochs > 1 or to_sampler(settings) else current_anchor
 
 
 def token_loss(
@@ -496,6 +566,74 @@ def _correction(settings: Any) -> tuple[Callable[..., Any], tuple[str, ...]]:
     return function, named.check_arrays(function, CORRECTION, f"--correction {settings.correction}")
 
 
+def _drawn(wanted: Sequence[str], columns: int = 32) -> dict[str, Array]:
+    """Arrays of four groups of two responses to try a function with; all tokens of a response have one advantage."""
+    rows = 8
+    noise = {name: jax.random.normal(jax.random.key(k), (rows, columns)) for k, name in enumerate(sorted(wanted))}
+    logp = -jnp.abs(jax.random.normal(jax.random.key(100), (rows, columns)))
+    found = {name: x[:, 0] if name in OF_RESPONSE else jnp.exp(0.5 * x) for name, x in noise.items()}
+    found |= {name: -jnp.abs(logp + 0.3 * x) for name, x in noise.items() if name.endswith("logp")}
+    # little good in the first two groups and little bad in the others: what weighs one against the other sees it
+    signs = jnp.asarray([-8.0, 1.0, -8.0, 1.0, 8.0, -1.0, 8.0, -1.0])[:, None]
+    each = signs + 0.3 * jax.random.normal(jax.random.key(101), (rows, 1))
+    found |= {"advantages": jnp.broadcast_to(each, (rows, columns))}
+    found |= {"noise": jax.random.uniform(jax.random.key(102), (rows, columns))}
+    found |= {"group_ids": jnp.arange(rows, dtype=jnp.int32) // 2, "mask": jnp.ones((rows, columns), bool)}
+    tokens = jax.random.randint(jax.random.key(103), (rows, columns), 0, 1000, jnp.int32)
+    return found | {"tokens": tokens, "length_tokens": jnp.full((rows,), float(columns)), "valid": jnp.ones(rows, bool)}
+
+
+def _called(function: Callable[..., Any], wanted: Sequence[str], given: dict[str, Array]) -> Any:
+    return jax.jit(lambda arrays: function(*(arrays[name] for name in wanted)))(given)
+
+
+def looks_at_all(function: Callable[..., Any], wanted: Sequence[str]) -> bool:
+    """Whether what a function makes of some groups changes with the others of the batch, whose parts do not add up."""
+    given = _drawn(wanted)
+    half = given["mask"].shape[0] // 2
+    halves = [{name: x[part] for name, x in given.items()} for part in (slice(half), slice(half, None))]
+    halves[1]["group_ids"] = halves[1]["group_ids"] - half // 2
+    found = _called(function, wanted, given)
+    parts = jax.tree.map(lambda *x: jnp.concatenate(x), *(_called(function, wanted, one) for one in halves))
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(parts), strict=True)
+    # other shapes round in another way, by far less
+    return any(not np.allclose(np.float32(a), np.float32(b), rtol=1e-3, atol=1e-4) for a, b in pairs)
+
+
+@functools.lru_cache(maxsize=16)
+def whole_batch(settings: MethodSettings) -> str:
+    """The flag whose function looks at all groups of a step at once; empty: none does."""
+    if settings.loss != MethodSettings.loss and looks_at_all(*policy_loss(settings)):
+        return f"--loss {settings.loss}"
+    if settings.correction and looks_at_all(*_correction(settings)):
+        return f"--correction {settings.correction}"
+    return ""
+
+
+def of_responses(settings: MethodSettings) -> bool:
+    """Whether the loss has one term for a response, which stands at each of its tokens."""
+    if settings.loss == MethodSettings.loss:
+        return False
+    function, wanted = policy_loss(settings)
+    terms = np.asarray(_called(function, wanted, _drawn(wanted)).loss)
+    return bool(np.allclose(terms, terms[:, :1], rtol=1e-4, atol=1e-6))
+
+
+def told(settings: MethodSettings) -> list[str]:
+    """What a run does that its flags do not show."""
+    lines = []
+    if flag := whole_batch(settings):
+        parts = getattr(settings, "microbatches", 0)
+        how = f"at those of each of --microbatches {parts} by itself" if parts > 1 else "which is trained in one part"
+        lines.append(f"{flag} looks at all tokens of a step, {how}")
+    if settings.reduction != "seq_mean" and of_responses(settings):
+        lines.append(f"--loss {settings.loss} has one term for a response, which --reduction {settings.reduction} "
+                     "counts once for each of its tokens; --reduction seq_mean counts it once")  # fmt: skip
+    if to_sampler(settings):
+        lines.append("samples may be of older weights: the ratio of the loss is to the sampler")
+    return lines
+
+
 def compares_groups(settings: Any) -> str:
     """The flag whose function looks at all members of a group at once, which parts of a batch must then hold."""
     if "group_ids" in policy_loss(settings)[1]:
@@ -509,13 +647,18 @@ def correction(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     """``token_weights`` of the loss: what the sampler's own log-probabilities say of each token."""
     several = settings.inner_epochs > 1
     if not settings.correction:
-        return mismatch_weights(several=several) if getattr(settings, "rollout_weights", "") else None
+        counted = to_sampler(settings) or "sampler_logp" in policy_loss(settings)[1]  # by the loss itself
+        rounded = getattr(settings, "rollout_weights", "") and not counted
+        return mismatch_weights(several=several) if rounded else None
     function, wanted = _correction(settings)
+    # weights that are shared out among the responses of a group, or of a batch, are those of whole responses
+    whole = "group_ids" in wanted or getattr(function, "keywords", {}).get("level") == "sequence"
+    level = "sequence" if whole else "token"
 
     def weights(logp: Array, entropy: Array, batch: Batch) -> Array:
         # of the policy that the sampler stands for: before the updates of this rollout
         old = batch.old_logp if several else jax.lax.stop_gradient(logp)
-        ratio = mismatch_ratio(old, batch.sampler_logp, batch.mask)
+        ratio = mismatch_ratio(old, batch.sampler_logp, batch.mask, level=level)
         offered = {
             "ratio": ratio, "weights": ratio, "logp": logp, "old_logp": old, "sampler_logp": batch.sampler_logp,
             "advantages": batch.advantages, "mask": batch.mask, "group_ids": batch.group_ids,
@@ -537,8 +680,14 @@ def kl_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
         return None
     function, wanted = _kl(settings)
 
+    def drew(logp: Array, batch: Batch) -> Array:
+        """Of the policy that the tokens are from."""
+        if is_stale(settings):
+            return batch.sampler_logp
+        return batch.old_logp if settings.inner_epochs > 1 else jax.lax.stop_gradient(logp)
+
     def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
-        old = batch.old_logp if settings.inner_epochs > 1 else jax.lax.stop_gradient(logp)
+        old = drew(logp, batch)
         offered = {"logp": logp, "old_logp": old, "ref_logp": batch.ref_logp, "mask": batch.mask}
         weight = declared(MovingKL, batch.extras).kl_weight[:, None] if settings.kl_target else settings.kl_weight
         return weight * function(*(offered[name] for name in wanted))

@@ -107,6 +107,7 @@ def check(settings: Settings) -> None:
     method.check(settings, settings.max_new_tokens)
     if not settings.resume:  # whose flags are those of the run, which went on with them
         method.check_unread(settings)
+        method.check_combined(settings)
         check_loop(settings)
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:

@@ -14,12 +14,13 @@ import pytest
 from jaxrl_llm import advantages, logprobs, losses
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.jobs.grpo import cli
+from jaxrl_llm.jobs.grpo import build, cli, count_microbatches, opened
 from jaxrl_llm.losses import clipped_policy_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import method, named, options, parts
 from jaxrl_llm.run.settings import Settings, check
-from jaxrl_llm.train.methods.builders import make_estimate, stored_anchor, with_collision
+from jaxrl_llm.train import online
+from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, stored_anchor, with_collision
 from jaxrl_llm.types import Batch, Rewards, TrainState, Trajectories
 from tests import close
 from tests.close import doubles, singles
@@ -256,6 +257,81 @@ def test_a_lighter_sampler_is_corrected_by_the_policy_before_the_updates(correct
     close.assert_near(method.correction(one)(moved, moved, batch._replace(old_logp=None)), [[2.0, 0.75]])
 
 
+def test_weights_that_a_group_shares_are_those_of_whole_responses():
+    """By hand: responses twice and half as likely share 4 : 1, however their tokens came to it."""
+    ones = jnp.ones((2, 2), bool)
+    batch = _batch()._replace(mask=ones, group_ids=jnp.zeros(2, jnp.int32), sampler_logp=jnp.full((2, 2), -2.0))
+    drift = jnp.log(jnp.asarray([[4.0, 0.5], [0.25, 2.0]]))
+    shared = of(correction="self_normalised_weights")
+    close.assert_near(method.correction(shared)(drift - 2.0, drift, batch), [[1.6, 1.6], [0.4, 0.4]], terms=8)
+    whole = of(correction="batch_normalised_weights", correction_args=("level=sequence",))
+    close.assert_near(method.correction(whole)(drift - 2.0, drift, batch), [[1.6, 1.6], [0.4, 0.4]], terms=8)
+
+
+def test_samples_of_older_weights_have_a_ratio_to_the_sampler():
+    """Unless a correction, or the loss itself, makes up for them; what has made up for them is counted once."""
+    late = {"loop": "async", "staleness": 2}
+    assert method.anchor(of()) is method.anchor(of(loop="async", staleness=0)) is current_anchor
+    assert method.anchor(of(**late)) is stored_anchor and not method.rescores(of(**late, inner_epochs=2))
+    assert method.rescores(of(inner_epochs=2)) and method.anchor(of(inner_epochs=2)) is stored_anchor
+    for own in ({"correction": "truncated_weights"}, {"loss": "decoupled_policy_loss"}):
+        assert method.anchor(of(**late, **own)) is current_anchor
+        assert method.rescores(of(**late, **own, inner_epochs=2))
+    assert method.correction(of(**late, rollout_weights="int8")) is None
+    assert method.correction(of(loss="decoupled_policy_loss", rollout_weights="int8")) is None
+    kl = {"kl": "corrected_k3_gradient_terms", "kl_weight": 1.0}
+    found = method.kl_terms(of(**late, **kl))(LOGP, ENTROPY, _batch())
+    want = losses.corrected_k3_gradient_terms(LOGP, SAMPLER, REF, MASK)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(want))
+    assert "older weights" in " ".join(method.told(of(**late))) and not method.told(of())
+
+
+def test_the_job_finds_how_far_the_weights_have_moved():
+    """Tokens that their sampler gave half of the chance which they have now: AIPO weighs them by 2."""
+    small = {"data": "chain", "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 4, "train_problems": 8,
+             "eval_problems": 4, "eval_samples": 2, "filter_groups": False}  # fmt: skip
+    ratios = []
+    for late in ({}, {"loop": "async", "staleness": 1}):
+        plan = build(opened(of(**small, **late, loss="aipo_loss")), None)
+        one = plan.stages[0].method
+        state = online.init_state(one, plan.init(jax.random.key(0)), jax.random.key(0))
+        drawn = online.begin(one, state).trajectories
+        drawn = drawn._replace(sampler_logp=drawn.sampler_logp - jnp.where(drawn.mask, jnp.log(2.0), 0.0))
+        rewards = Rewards(jnp.asarray([1.0, 0.0, 1.0, 0.0]), jnp.ones(4, bool))
+        batch = one.estimate(state.params, {}, drawn, rewards)
+        ratios.append(float(one.loss(state.params, batch)[1]["policy/ratio"]))
+    columns = drawn.tokens.shape[1]
+    assert ratios[0] == doubles(1.0)
+    close.assert_same_sums(ratios[1], 2.0, close.forward_sums(plan.model.config, columns), magnitude=10.0)
+
+
+WHOLE = ("bapo_loss", "kl_cov_loss", "clip_cov_loss")
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "gspo_loss", "gvpo_loss"])
+def test_what_looks_at_all_tokens_of_a_step_is_not_trained_in_parts(name):
+    settings = of(loss=name)
+    assert count_microbatches(settings, None) == (1 if name in WHOLE else 16)
+    assert any("looks at all tokens of a step, which is trained in one part" in x for x in method.told(settings)) == (
+        name in WHOLE
+    )
+    asked = of(loss=name, microbatches=4)  # an update that one part is too large for
+    assert count_microbatches(asked, None) == 4
+    assert any("--microbatches 4 by itself" in x for x in method.told(asked)) == (name in WHOLE)
+
+
+def test_a_mean_over_the_batch_is_not_taken_of_parts():
+    assert method.whole_batch(of(correction="batch_normalised_weights")) == "--correction batch_normalised_weights"
+    assert not method.whole_batch(of(correction="self_normalised_weights"))
+    assert not method.whole_batch(of(correction="truncated_weights"))
+
+
+def test_a_run_says_that_one_term_of_a_response_counts_by_its_length():
+    said = "--loss gspo_loss has one term for a response, which --reduction token_mean counts once for each of its"
+    assert any(said in line for line in method.told(of(loss="gspo_loss")))
+    assert not method.told(of(loss="gspo_loss", reduction="seq_mean")) and not method.told(of(loss="cispo_loss"))
+
+
 def test_words_are_choices_and_infinity():
     sums, each = (of(correction="rejection_mask", correction_args=("most=3.0", f"over={x}")) for x in ("sum", "token"))
     far = [np.asarray(method.correction(x)(LOGP, LOGP, _batch())) for x in (sums, each)]
@@ -390,7 +466,18 @@ def logged_kl(logp, ref_logp, mask):
         ({"workers": "threads:8"}, "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
         ({"loss": "token_ratio"}, "--loss token_ratio: gives no TokenTerms"),
+        ({"loss": "sft_loss"}, "--loss sft_loss takes logp, mask, and learns from no reward"),
+        ({"advantages": "group_spread"}, "--advantages group_spread is no estimator of advantages"),
+        ({"advantages": "log_mean_exp_baseline", "advantage_args": ("tau=1.0",)}, "is no estimator of advantages"),
+        ({"advantages": "signed_advantages"}, "learns from groups of equal rewards, too; give --no-filter-groups"),
+        ({"advantages": "smoothed_advantages"}, "learns from groups of equal rewards, too; give --no-filter-groups"),
+        ({"advantages": "gpg_advantages"}, "makes up for groups of equal rewards itself; give --no-filter-groups"),
+        ({"correction": "token_covariance"}, "takes logp, advantages, mask, nothing of what the sampler said"),
         ({"correction": "rejection_mask", "correction_args": ("most=1.0", "over=every")}, "over='every' is not one of"),
+        (
+            {"loss": "a_star_po_loss", "filter_groups": False, "overlong": "penalty", "overlong_buffer": 4},
+            "--overlong penalty is not in the values of prompts",
+        ),
         ({"correction": "cispo_loss"}, "--correction cispo_loss: gives TokenTerms for 4 responses of 6 tokens, not a"),
         ({"advantages": "discounted_returns"}, "--advantages discounted_returns: does not take the arrays of a"),
         ({"advantages": "prefix_values"}, "--advantages prefix_values: gives tuple for 4 responses"),
@@ -433,6 +520,8 @@ def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
     check(of(loss="a_star_po_loss", loss_args=("beta=0.1",), value_samples=2, filter_groups=False, clip_low=0.2))
     check(of(loop="async", staleness=3, workers="threads:8"))
     check(of(kl_horizon=20, staleness=3, resume="run"))
+    check(of(advantages="signed_advantages", filter_groups=False))
+    check(of(advantages="signed_advantages", resume="run"))
     check(of(loss="gvpo_loss", microbatches=32))
     check(of(microbatches=64))  # nothing compares the members of a group
 

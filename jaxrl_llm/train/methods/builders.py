@@ -71,7 +71,10 @@ def rows_within(size: int, bytes_a_row: int) -> int:
 
 
 def current_anchor(logp: Array, batch: Batch) -> Array:
-    """Old log-probabilities for the first update after a rollout: the ratio is exactly 1 and no pass is spent."""
+    """Old log-probabilities for the first update on samples of its own weights: the ratio is exactly 1, without a pass.
+
+    Of samples of older weights it hides how far those have moved: ``sampler_anchor``, or a correction.
+    """
     return jax.lax.stop_gradient(logp)
 
 
