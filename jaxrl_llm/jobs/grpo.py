@@ -424,6 +424,7 @@ def main(settings: Settings) -> int:
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
         check(settings)
+    method.check_computed(settings)
     refused = (
         (method.needs_optimal_values(settings), f"does not measure the values that --loss {settings.loss} takes"),
         (settings.layout in ("packed", "tree"), f"trains rows as they stand: drop --layout {settings.layout}"),

@@ -144,8 +144,15 @@ def check_kinds(settings: MethodSettings) -> None:
         elif getattr(found, "shape", None) not in allowed:
             raise UserError(f"{flag}: gives {getattr(found, 'shape', type(found).__name__)} for {rows} responses of "
                             f"{columns} tokens, not a number for each token; choose another")  # fmt: skip
-    if ":" in settings.kl and _is_flat(*_kl(settings), (rows, columns)):
+
+
+def check_computed(settings: MethodSettings) -> None:
+    """Raises UserError for what is found by computing alone, which several processes may not do before they meet."""
+    if ":" in settings.kl and _is_flat(*_kl(settings), (4, 6)):
         raise UserError(f"--kl {settings.kl}: {NO_SLOPE}")
+    name, again = settings.advantages, getattr(settings, "resume", "")  # a run goes on as it began
+    if getattr(settings, "filter_groups", False) and not again and ":" not in name and learns_from_equals(settings):
+        raise UserError(f"--advantages {name} learns from groups of equal rewards, too; give --no-filter-groups")
 
 
 def _is_flat(function: Callable[..., Any], wanted: Sequence[str], shape: tuple[int, int]) -> bool:
@@ -205,11 +212,8 @@ def check_combined(settings: MethodSettings) -> None:
     name, flag = settings.advantages, f"--advantages {settings.advantages}"
     if ":" not in name and not name.endswith(("_advantages", "branch_differences")):
         raise UserError(f"{flag} is no estimator of advantages; choose one whose name ends in _advantages")
-    if getattr(settings, "filter_groups", False) and ":" not in name and name != MethodSettings.advantages:
-        if learns_from_equals(settings):
-            raise UserError(f"{flag} learns from groups of equal rewards, too; give --no-filter-groups")
-        if name == "gpg_advantages":
-            raise UserError(f"{flag} makes up for groups of equal rewards itself; give --no-filter-groups")
+    if getattr(settings, "filter_groups", False) and name == "gpg_advantages":
+        raise UserError(f"{flag} makes up for groups of equal rewards itself; give --no-filter-groups")
     if settings.correction and ":" not in settings.correction:
         taken = _correction(settings)[1]
         if not {"ratio", "weights", "sampler_logp"} & set(taken):
@@ -222,6 +226,8 @@ def check_combined(settings: MethodSettings) -> None:
 
 def learns_from_equals(settings: MethodSettings) -> bool:
     """Whether the estimator gives tokens of a group of equal rewards an advantage."""
+    if settings.advantages == MethodSettings.advantages:
+        return False
     function, wanted = _estimator(settings)
     if "earlier" in wanted or "token_kl" in wanted:
         return True
@@ -355,14 +361,21 @@ def shown(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories], 
 def statistics_after(
     settings: MethodSettings, extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards
 ) -> dict[str, Any]:
-    """``SoFar`` behind a step; prompts without a valid reward have not had it."""
+    """``SoFar`` behind a step; prompts without a valid reward have not had it.
+
+    Of a prompt that was drawn twice, where one epoch ends and the next begins, the later group counts.
+    """
     function, _ = _estimator(settings)
     value, ids = shaped_rewards(settings, trajectories, rewards), trajectories.group_ids
     before = _earlier(extras, trajectories)
     _, now = function(value, ids, before, valid=rewards.valid)
 
+    problems, rows = trajectories.problem_ids, jnp.arange(value.shape[0], dtype=jnp.int32)
+
     def put(kept: Array, new: Array) -> Array:
-        return kept.at[trajectories.problem_ids].set(new)
+        # writing twice to one place leaves either value there on a GPU
+        last = jax.ops.segment_max(rows, problems, num_segments=kept.shape[0])
+        return jnp.where(last >= 0, new[jnp.maximum(last, 0)], kept)
 
     return SoFar(jax.tree.map(put, declared(SoFar, extras).rewards_so_far, now))._asdict()
 

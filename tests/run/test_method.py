@@ -4,6 +4,9 @@ import dataclasses
 import inspect
 import json
 import math
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -190,6 +193,11 @@ def test_rewards_of_earlier_steps_are_remembered_by_prompt():
     found = method.estimator(settings)(seen, same)
     np.testing.assert_array_equal(np.asarray(found), np.where(MASK, np.asarray(want)[:, None], 0.0))
     assert np.all(np.asarray(want)[:2] > 0), "all right now, which it was not before"
+    both = drawn._replace(problem_ids=jnp.asarray([1, 1, 1, 1]))  # the end of an epoch and the start of the next
+    after = method.moved_weights(settings)(state, _batch(), both, Rewards(failed.value, failed.valid | True))
+    assert after["rewards_so_far"].mean.tolist() == [0.0, 1.0, 0.0]
+    written = jax.make_jaxpr(lambda r: method.statistics_after(settings, first, both, r))(same)
+    assert not any(x.primitive.name == "scatter" for x in written.eqns), "one of two values by chance"
     assert method.shown(of()) is None
 
 
@@ -498,6 +506,25 @@ def test_mistakes_are_named(changes, said):
         return
     with pytest.raises(UserError, match=said):
         check(of(**changes))
+        method.check_computed(of(**changes))
+
+
+def test_a_check_touches_no_device():
+    """Processes find each other after it, which JAX refuses once anything was computed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    changes = {"loss": "bapo_loss", "advantages": "rloo_advantages", "correction": "batch_normalised_weights",
+               "kl": "jaxrl_llm.losses.kl:k3_gradient_terms", "kl_weight": 0.1}  # fmt: skip
+    program = f"""
+import dataclasses
+from jaxrl_llm.distributed import hosts
+from jaxrl_llm.run.settings import Settings, check
+check(dataclasses.replace(Settings(), **{changes!r}))
+hosts.connect("{address},1,0")
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr[-500:]
 
 
 @pytest.mark.parametrize(
@@ -521,7 +548,9 @@ def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
     check(of(loop="async", staleness=3, workers="threads:8"))
     check(of(kl_horizon=20, staleness=3, resume="run"))
     check(of(advantages="signed_advantages", filter_groups=False))
-    check(of(advantages="signed_advantages", resume="run"))
+    method.check_computed(of(advantages="signed_advantages", resume="run"))
+    method.check_computed(of(advantages="signed_advantages", filter_groups=False))
+    method.check_computed(of(advantages="rloo_advantages", kl="jaxrl_llm.losses.kl:k3_gradient_terms", kl_weight=0.1))
     check(of(loss="gvpo_loss", microbatches=32))
     check(of(microbatches=64))  # nothing compares the members of a group
 
