@@ -61,11 +61,12 @@ def _normal(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """A text without the marks that make it bold, code or a formula."""
+    """A text without the marks that make it bold, code or a formula, and without blanks behind a blank."""
     text = re.sub(r"\*+|`+|\\?\$", "", text)
     for _ in range(3):  # one face inside another
         text = _FACE.sub(r"\1", text)
-    return text.strip()
+    # the patterns of choices try every way to share a run of blanks among their parts
+    return re.sub(r"[ \t]+", " ", text).strip()
 
 
 def verify_exact(answer: dict[str, Any], response: str) -> Verdict:
