@@ -85,7 +85,7 @@ def _encode(tokenizer: Tokenizer, text: str, *, begins: bool = False) -> list[in
         return [i for i in tokenizer.encode(text) if inside or i != tokenizer.bos_id]
     ids: list[int] = []
     for k, part in enumerate(text.split(end)):
-        ids += [tokenizer.eos_ids[0]] if k else []
+        ids += [tokenizer.eos_ids[0] if tokenizer.eos_text_id is None else tokenizer.eos_text_id] if k else []
         ids += tokenizer.encode(part) if part else []
     return ids
 

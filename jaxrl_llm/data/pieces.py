@@ -97,8 +97,9 @@ def reread(two: TwoTokenizers, tokens: Sequence[int], *, most: int) -> Reread:
     """
     ended = len(tokens) > 0 and tokens[-1] in two.own.eos_ids
     words = list(tokens[:-1] if ended else tokens)
-    sizes = [len(two.own_bytes[i]) for i in words]
-    data = b"".join(two.own_bytes[i] for i in words)
+    # a row of the model beyond its vocabulary is no text
+    texts = [two.own_bytes[i] if i < len(two.own_bytes) else b"" for i in words]
+    sizes, data = [len(text) for text in texts], b"".join(texts)
     whole = _text(data)
     ids = list(two.other.encode(whole.decode()))
     said = b"".join(two.other_bytes[i] for i in ids)

@@ -71,7 +71,8 @@ def _huggingface(path: pathlib.Path) -> tuple[bytes, ...]:
         named = sorted(kind for kind in kinds if kind)
         raise UserError(f"{path}: no stop strings with the decoder {named}; only ByteLevel, Metaspace and ByteFallback")
     added = {entry["id"]: b"" if entry["special"] else entry["content"].encode() for entry in stored["added_tokens"]}
-    found = [b""] * model.get_vocab_size(with_added_tokens=True)
-    for text, token in model.get_vocab(with_added_tokens=True).items():
+    vocabulary = model.get_vocab(with_added_tokens=True)
+    found = [b""] * (1 + max(vocabulary.values()))  # ids may be left out
+    for text, token in vocabulary.items():
         found[token] = added[token] if token in added else read(text)
     return tuple(found)

@@ -4,13 +4,17 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.data import templates
 from jaxrl_llm.errors import UserError, read_json_object
+
+_ANSWER = "An answer."
 
 
 class Tokenizer(NamedTuple):
     """Text to ids and back. ``encode`` adds no special token: sequences are built by ids, once.
 
-    ``eos_ids`` holds every id that ends a response; ``files`` are copied beside saved weights.
+    ``eos_ids`` holds every id that ends a response, first the one that is put behind a response that is given: where
+    there are several and a chat template, the end of the assistant's turn. ``files`` are copied beside saved weights.
     """
 
     encode: Callable[[str], list[int]]
@@ -23,6 +27,7 @@ class Tokenizer(NamedTuple):
     chat_template: str | None = None
     bos_text: str = ""  # the texts that a chat template inserts
     eos_text: str = ""
+    eos_text_id: int | None = None
 
 
 def _token_text(entry: Any, where: str) -> str:
@@ -30,6 +35,40 @@ def _token_text(entry: Any, where: str) -> str:
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where} is {str(entry)[:80]}, which is no token")
     return text or ""
+
+
+def _special_text(folder: pathlib.Path, name: str) -> str:
+    """The text of ``bos_token`` and its like: of ``tokenizer_config.json``, else of ``special_tokens_map.json``."""
+    for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+        stored = _read_json(path)
+        if name in stored:  # also null: there is none
+            return _token_text(stored[name], f"{path}: {name}")
+    return ""
+
+
+def _turn_end_first(
+    named: Sequence[tuple[int, str | None]], eos: tuple[int, ...], template: str | None, bos_text: str, eos_text: str
+) -> tuple[int, ...]:
+    """The end ids, first the one that the template puts behind an answer; as they are where it puts none of them.
+
+    Of Llama 3 and Gemma the generation config names the end of a text first, which no turn of a conversation has.
+
+    Args:
+      named: the ids with their texts.
+    """
+    if template is None or len(eos) < 2:
+        return eos
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    given = {"messages": messages, "add_generation_prompt": False, "bos_token": bos_text, "eos_token": eos_text}
+    try:
+        behind = templates.render(template, given | {"tools": None}).rpartition(_ANSWER)[2]
+    except ValueError:  # whoever uses the template is told
+        return eos
+    places = {i: behind.find(text) for i, text in named if text and text in behind}
+    if not places:
+        return eos
+    first = min(places, key=lambda i: places[i])
+    return (first, *(i for i in eos if i != first))
 
 
 def _read_json(path: pathlib.Path) -> dict:
@@ -66,20 +105,24 @@ def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
     special = {model.pad_id(), model.bos_id(), model.eos_id()} | set(eos)
     texts = [model.id_to_piece(i) if i >= 0 else "" for i in (model.bos_id(), eos[0] if eos else -1)]
 
+    size, template = model.vocab_size(), _chat_template(folder)
+
     def decode(ids: Sequence[int]) -> str:
-        return model.decode([int(i) for i in ids if int(i) not in special])
+        # rows of a model beyond the vocabulary can be sampled, and are no pieces
+        return model.decode([i for i in map(int, ids) if i not in special and i < size])
 
     return Tokenizer(
         encode=lambda text: model.encode(text),
         decode=decode,
-        vocab_size=model.vocab_size(),
+        vocab_size=size,
         bos_id=model.bos_id() if model.bos_id() >= 0 else None,
-        eos_ids=eos,
+        eos_ids=_turn_end_first([(i, model.id_to_piece(i)) for i in eos if i < size], eos, template, *texts),
         pad_id=model.pad_id() if model.pad_id() >= 0 else (eos[0] if eos else 0),
         files=_files(folder),
-        chat_template=_chat_template(folder),
+        chat_template=template,
         bos_text=texts[0],
         eos_text=texts[1],
+        eos_text_id=eos[0] if eos else None,
     )
 
 
@@ -90,22 +133,23 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
         model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the package raises the bare class
         raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-    path = folder / "tokenizer_config.json"
-    config = _read_json(path)
-    texts = {n: _token_text(config.get(f"{n}_token"), f"{path}: {n}_token") for n in ("bos", "eos", "pad")}
+    texts = {name: _special_text(folder, f"{name}_token") for name in ("bos", "eos", "pad")}
     ids = {name: model.token_to_id(text) for name, text in texts.items()}
-    eos = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],))
+    eos, template = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],)), _chat_template(folder)
+    named = [(i, model.id_to_token(i)) for i in eos]
     return Tokenizer(
         encode=lambda text: model.encode(text, add_special_tokens=False).ids,
         decode=lambda sequence: model.decode([int(i) for i in sequence], skip_special_tokens=True),
-        vocab_size=model.get_vocab_size(with_added_tokens=True),
+        # the count of tokens is less where ids are left out
+        vocab_size=1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1),
         bos_id=ids["bos"],
-        eos_ids=eos,
+        eos_ids=_turn_end_first(named, eos, template, texts["bos"], texts["eos"]),
         pad_id=ids["pad"] if ids["pad"] is not None else (eos[0] if eos else 0),
         files=_files(folder),
-        chat_template=_chat_template(folder),
+        chat_template=template,
         bos_text=texts["bos"],
         eos_text=texts["eos"],
+        eos_text_id=ids["eos"],
     )
 
 

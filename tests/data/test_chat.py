@@ -104,6 +104,8 @@ def test_special_texts_of_a_sentencepiece_model_are_single_ids():
     ids = chat.encode_chat(tokenizer, [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}])
     assert ids[0] == tokenizer.bos_id and ids.count(tokenizer.bos_id) == 1
     assert ids == [1, *tokenizer.encode("1+2"), 2, *tokenizer.encode("3"), 2]
+    turn_first = tokenizer._replace(eos_ids=(5, 2))  # another id ends a turn; the text of this one is still itself
+    assert chat.encode_chat(turn_first, [{"role": "user", "content": "3"}]) == [1, *tokenizer.encode("3"), 2]
 
 
 def test_turns_are_appended_and_history_is_not_encoded_again(tmp_path):

@@ -84,6 +84,8 @@ def test_half_a_character_is_no_text(tmp_path):
     cut = pieces.reread(two, [*ids[:-1], own.eos_ids[0]], most=20)
     assert own.decode(cut.tokens) == "a" and cut.pieces == [(0, 1, 0, 1)], "and behind it there is no end"
     assert pieces.reread(two, [], most=20) == pieces.Reread([], [])
+    beyond = pieces.reread(two, [*own.encode("a"), own.vocab_size + 3, *own.encode("b")], most=20)
+    assert own.decode(beyond.tokens) == "ab" and beyond.pieces == [(0, 1, 0, 1), (1, 3, 1, 2)], "a row that is no token"
 
 
 def test_the_blank_that_sentencepiece_puts_first_is_no_text(tmp_path):

@@ -5,6 +5,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from jaxrl_llm.data import tokenizer as tokenizer_module
+from jaxrl_llm.data.demonstrations import encode_responses
+from jaxrl_llm.data.token_bytes import token_bytes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
 
@@ -64,6 +66,48 @@ def test_every_end_id_of_the_generation_config_counts(tmp_path):
     _write_bytes_tokenizer(tmp_path, CONFIG)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [258, 257]}')
     assert tokenizer_module.load(tmp_path).eos_ids == (258, 257)
+
+
+@pytest.mark.parametrize(
+    ("template", "first"),
+    [
+        ("{% for m in messages %}{{ m.content }}<turn>\n{% endfor %}", 258),  # Gemma's, and Llama 3's
+        ("{% for m in messages %}{{ m.content }}<turn>\n{% endfor %}{{ eos_token }}", 258),  # Phi 3's
+        ("{% for m in messages %}{{ m.content }}{{ eos_token }}<turn>{% endfor %}", 257),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", 257),
+        ("{{ raise_exception('no') }}", 257),
+        (None, 257),
+    ],
+)
+def test_a_given_response_ends_as_the_template_ends_a_turn(tmp_path, template, first):
+    _write_bytes_tokenizer(tmp_path, {"eos_token": "<eos>"} | ({} if template is None else {"chat_template": template}))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 258]}')
+    tokenizer = tokenizer_module.load(tmp_path)
+    assert tokenizer.eos_ids == (first, 515 - first) and tokenizer.pad_id == 257
+    tokens, valid = encode_responses(tokenizer, ["ab"], width=4)
+    assert tokens[0, 2] == first and valid.sum() == 3
+
+
+def test_special_texts_of_the_older_file(tmp_path):
+    _write_bytes_tokenizer(tmp_path, {"eos_token": "<eos>", "pad_token": None})
+    older = {"bos_token": {"content": "<bos>"}, "eos_token": "<turn>", "pad_token": "<pad>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    tokenizer = tokenizer_module.load(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.bos_text, tokenizer.eos_ids, tokenizer.pad_id) == (256, "<bos>", (257,), 257)
+
+
+def test_ids_that_are_no_token(tmp_path):
+    """A model has more rows than its tokenizer tokens, and vocabularies leave ids out (those of tiktoken)."""
+    nano = tokenizer_module.load(weights.bundled("nano"))
+    assert nano.decode([*nano.encode("1+1"), nano.vocab_size, 10**6]) == "1+1"
+    _write_bytes_tokenizer(tmp_path, CONFIG)
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())
+    stored["model"]["vocab"]["Ġa"] = 299
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    tokenizer = tokenizer_module.load(tmp_path)
+    assert tokenizer.vocab_size == 300 and tokenizer.decode([297, 400]) == ""
+    found = token_bytes(tokenizer)
+    assert len(found) == 300 and found[299] == b" a" and found[298] == b""
 
 
 def test_tokenizer_without_bos_and_pad(tmp_path):
