@@ -392,6 +392,8 @@ def tldr(columns: dict[str, Any]) -> Pair:
     (' b', ' a')
     """
     post, best = columns["info"]["post"], int(columns["choice"])
+    if not isinstance(post, str) or not post.strip():  # of the comparisons of news, which have an article
+        raise ValueError("info has no post; drop the row")
     texts = [f" {s['text'].strip()}" for s in columns["summaries"]]
     return _pair(f"{post}\n\nTL;DR:", texts[best], texts[1 - best])
 
@@ -484,7 +486,7 @@ def _made(row: Row, columns: tuple[str, ...], make: Callable[[dict[str, Any]], A
         return Malformed(row.where, f"{columns[0]} is empty; give text or drop the row")
     try:
         return make(row.columns)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         return Malformed(row.where, str(error) or type(error).__name__)
 
 

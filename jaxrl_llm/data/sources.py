@@ -166,7 +166,11 @@ def tensorflow_datasets(name: str, split: str) -> Iterator[Row | Malformed]:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"tfds:{name}: {first}; prepare it with file_format='array_record'") from error
     for number in range(len(found)):
-        yield Row(f"tfds:{name}: row {number + 1}", {k: _text(v) for k, v in found[number].items()})
+        where = f"tfds:{name}: row {number + 1}"
+        try:
+            yield Row(where, {k: _text(v) for k, v in found[number].items()})
+        except UnicodeDecodeError as error:
+            yield Malformed(where, f"bytes that are not UTF-8 ({error.reason}); a set of texts is needed")
 
 
 def _text(value: Any) -> Any:

@@ -350,11 +350,31 @@ TALK = "\n\nHuman: a\n\nAssistant:"
         ("hh-rlhf", {"chosen": f"{TALK} b\n\nHuman: thanks", "rejected": f"{TALK} c"}, "a dialogue goes on behind"),
         ("hh-rlhf", {"chosen": TALK, "rejected": f"{TALK} c"}, ".* not empty"),
         ("tldr", {"info": {"post": "p"}, "summaries": [{"text": "a"}, {"text": " a"}], "choice": 1}, ".* are equal"),
+        (
+            "tldr",
+            {"info": {"post": None, "article": "p"}, "summaries": [{"text": "a"}, {"text": "b"}], "choice": 1},
+            "info has no post",
+        ),
     ],
 )
 def test_pairs_that_say_nothing(tmp_path, layout, row, message):
     with pytest.raises(DataError, match=f"rows.jsonl:1: {message}"):
         formats.read_pairs(_file(tmp_path, row), layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "row"),
+    [
+        ("aime", '{"problem": "?", "answer": Infinity}'),
+        ("countdown", '{"nums": [1, 2], "target": -Infinity}'),
+        ("calls", json.dumps({"query": "?", "tools": "[" * 100_000, "answers": "[]"})),
+    ],
+)
+def test_values_beyond_all_bounds_are_unreadable_rows(tmp_path, layout, row):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row + "\n")
+    with pytest.raises(DataError, match="rows.jsonl:1: "):
+        formats.read_problems(str(path), layout=layout)
 
 
 def test_labels_of_csv_files(tmp_path):

@@ -167,6 +167,14 @@ def test_a_prepared_set_of_tensorflow_datasets_by_its_folder(prepared):
     assert len(found) == 2
 
 
+def test_bytes_of_a_prepared_set_that_are_no_text(prepared, monkeypatch):
+    found = [{"question": b"q", "answer": b"a"}, {"question": b"q", "answer": b"\xff"}]
+    monkeypatch.setattr(tfds, "data_source", lambda *_, **__: found)
+    with pytest.raises(DataError, match="tfds:toy: row 2: bytes that are not UTF-8 "):
+        sources.read("tfds:toy")
+    assert len(sources.read("tfds:toy", bad_rows=1)[0]) == 1
+
+
 def test_a_prepared_set_of_tensorflow_datasets_by_its_name(prepared, monkeypatch):
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(prepared.parents[1]))
     assert len(_columns("tfds:toy_problems:train")) == 2
