@@ -135,6 +135,15 @@ def test_equal_questions_of_one_call_are_asked_once(server, tmp_path):
     assert len(server.seen) == 2
 
 
+def test_a_question_that_several_ask_at_once_is_paid_for_once(server, tmp_path):
+    """The responses of a group are often equal, and each is judged in a thread of its own."""
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=endpoints.Budget(requests=1))
+    server.wait_s = 0.1  # long enough for all to be under way at once
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(lambda _: chat(_said("a")), range(6))) == ["A"] * 6
+    assert len(server.seen) == 1 and len((tmp_path / "a").read_text().splitlines()) == 1
+
+
 def test_flags_reach_the_endpoint(server, tmp_path):
     settings = endpoints.Settings(
         endpoint_temperature=0.3, endpoint_seed=7, endpoint_reply_tokens=9, endpoint_requests=1

@@ -135,11 +135,12 @@ class Cache:
     def __init__(self, path: str | pathlib.Path):
         self.path, self.lock = pathlib.Path(path), threading.Lock()
         self.replies: dict[str, str] = {}
+        self.asking: dict[str, threading.Lock] = {}  # of questions under way
         try:
             lines = self.path.read_text().split("\n") if self.path.exists() else [""]
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if lines[-1]:
-                self.path.write_text("".join(f"{line}\n" for line in lines[:-1]))
+            if lines[-1]:  # what is whole is never written again, so that no crash can lose it
+                os.truncate(self.path, self.path.stat().st_size - len(lines[-1].encode()))
         except OSError as error:
             raise UserError(f"cache {path} cannot be used ({error.strerror}); choose another file") from error
         for number, line in enumerate(lines[:-1], start=1):
@@ -159,10 +160,15 @@ class Cache:
                 os.fsync(file.fileno())
 
     def reply(self, request: dict[str, Any], ask: Callable[[], str]) -> str:
-        """What is kept for a question, else what ``ask`` says, which is kept."""
+        """What is kept for a question, else what ``ask`` says, which is kept; who asks the same meanwhile waits."""
         key = key_of(request)
         if key not in self.replies:
-            self.keep(key, request, ask())
+            with self.lock:
+                mine = self.asking.setdefault(key, threading.Lock())
+            with mine:
+                if key not in self.replies:
+                    self.keep(key, request, ask())
+            self.asking.pop(key, None)
         return self.replies[key]
 
 

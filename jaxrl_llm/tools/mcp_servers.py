@@ -71,7 +71,8 @@ def _runner(client: Any, loop: asyncio.AbstractEventLoop, call_s: float) -> Call
         if loop.is_closed():
             return Answer(f"{name} cannot be asked: the connection was closed", valid=False)
         try:
-            result = asyncio.run_coroutine_threadsafe(ask(name, arguments), loop).result()
+            # the deadlines inside are kept by the connection's thread, which may have stopped or hang itself
+            result = asyncio.run_coroutine_threadsafe(ask(name, arguments), loop).result(call_s + 2 * GRACE_S)
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 return Answer(f"error: {error.message}", error=True)

@@ -101,9 +101,16 @@ def compare(reference: str, response: str) -> list[Any]:
         return [0.0, True, f"not comparable: {type(error).__name__}"]
 
 
+class _NotAsked(RuntimeError):
+    """The sandbox had no answer: another time it may have one, so this is not kept."""
+
+
 @functools.lru_cache(maxsize=4096)
 def _with_itself(reference: str) -> Called:
-    return _sandbox().call(f"{__name__}:compare", reference, reference)
+    called = _sandbox().call(f"{__name__}:compare", reference, reference)
+    if called.status in ("wall", "broken"):
+        raise _NotAsked(called.reason)
+    return called
 
 
 def verify(answer: dict[str, Any], response: str) -> Verdict:
@@ -121,7 +128,10 @@ def verify(answer: dict[str, Any], response: str) -> Verdict:
         return Verdict(*called.value)
     if called.status in ("wall", "broken"):
         return Verdict(0.0, False, called.reason)
-    same = _with_itself(reference)
+    try:
+        same = _with_itself(reference)
+    except _NotAsked as error:
+        return Verdict(0.0, False, str(error))
     if same.status != "ok":
         return Verdict(0.0, False, f"reference answer {reference[:40]!r}: {same.reason}")
     return Verdict(0.0, True, f"the answer: {called.reason.splitlines()[-1]}")

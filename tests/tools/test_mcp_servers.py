@@ -1,5 +1,7 @@
 """MCP servers over pipes: their tools, deadlines, and what a dead one makes of an answer."""
 
+import asyncio
+import contextlib
 import pathlib
 import shlex
 import sys
@@ -54,6 +56,15 @@ def test_a_late_answer_is_no_wrong_one():
         late = box.run("sleep", {"seconds": 30.0})
         assert not late.valid and not late.error and "timed out" in late.text
         assert time.monotonic() - start < 25
+
+
+def test_a_connection_that_stands_still_is_no_answer(monkeypatch):
+    """The thread that keeps the deadlines hangs or has stopped: the one who asks does not wait for ever."""
+    pytest.importorskip("mcp")
+    monkeypatch.setattr(mcp_servers, "GRACE_S", 0.05)
+    with contextlib.closing(asyncio.new_event_loop()) as still:
+        said = mcp_servers._runner(None, still, 0.01)("add", {})
+        assert not said.valid and said.text == "add did not answer: TimeoutError: "
 
 
 def test_servers_that_do_not_start():

@@ -2,6 +2,7 @@
 
 import sys
 import time
+import types
 
 import pytest
 
@@ -99,6 +100,18 @@ def test_only_the_checkers_failures_are_invalid(impatient, monkeypatch):
     for status in ("wall", "broken"):
         monkeypatch.setattr(math.Sandbox, "call", lambda *_, status=status: Called(status, None, "no time", 9.0))
         assert math.verify({"value": "42"}, "42") == (0.0, False, "no time")
+
+
+def test_a_reference_that_found_no_time_is_asked_again(monkeypatch):
+    """A machine that was busy once does not make every wrong answer to this reference invalid from then on."""
+    math._with_itself.cache_clear()
+    spent, right = Called("cpu", None, "too long", 2.0), Called("ok", [1.0, True, "right"], "", 0.1)
+    said = [spent, Called("wall", None, "no time", 9.0), spent, right, spent]
+    monkeypatch.setattr(math, "_sandbox", lambda: types.SimpleNamespace(call=lambda *_: said.pop(0)))
+    assert math.verify({"value": "42"}, "9!!") == (0.0, False, "no time")
+    assert math.verify({"value": "42"}, "9!!") == (0.0, True, "the answer: too long")
+    assert math.verify({"value": "42"}, "9!!") == (0.0, True, "the answer: too long") and not said
+    math._with_itself.cache_clear()
 
 
 def test_the_missing_extra_is_named(monkeypatch):
