@@ -12,6 +12,7 @@ from jaxrl_llm.verifiers.verdict import Verdict
 _WHOLE = re.compile(r"[0-9]{1,4}")
 # what stands around a letter or a word to show it in another face
 _FACE = re.compile(r"\\(?:boxed|text[a-z]*|math(?:rm|bf|it|sf)|mbox|operatorname)[ ]?\{([^{}]*)\}")
+_AROUND = re.compile(r"(\*{1,3}|`{1,3}|\${1,2})([^*`$]+)\1\.?")  # bold, code or a formula as a whole
 _LETTER = r"\(?([A-HJ]\b(?!['\w])|I(?=[).:]|[ \t]*$))"  # I is a word as well, unless it ends something
 _OF_THEM = r"(?i:(?:the[ \t]+)?(?:choice|option)[ \t]+)?"
 # in falling order of trust: "answer is B", "answer: (B)" or "#B"; "option B." at the end of a clause; "(B)"; any
@@ -56,7 +57,9 @@ def final_part(response: str, *, wanted: str = "") -> str:
 
 
 def _normal(text: str) -> str:
-    text = _FACE.sub(r"\1", text)
+    text = _FACE.sub(r"\1", text).strip()
+    if around := _AROUND.fullmatch(text):
+        text = around[2]
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".")
 
 

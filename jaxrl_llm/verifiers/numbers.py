@@ -12,7 +12,9 @@ MAX_DIGITS = 1000  # of a number that is read
 _MAX_POWER = 4000  # digits of a power
 _THIN, _CLOSED = "\u2009", "\u2063"  # a thin space, and where a formula ends behind a digit
 _RAISED = {raised: f"^{digit}" for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-_LETTERS = str.maketrans({"\u2212": "-", "\u00a0": _THIN, "\u202f": _THIN, "~": " ", "\t": " ", "°": ""} | _RAISED)
+_LETTERS = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\u00a0": _THIN, "\u202f": _THIN, "~": " ", "\t": " ", "°": ""} | _RAISED
+)
 # a comma or a thin space counts only between groups of three digits; a point begins a number where no word ends
 _PLAIN = (
     rf"(?:(?:[0-9]{{1,3}}(?:(?:,[0-9]{{3}})+|(?:{_THIN}[0-9]{{3}})+)(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
@@ -27,15 +29,18 @@ _SCALED = (
 )
 _NUMBER = re.compile(f"{_SIGN}(?:{_FRACTION}|{_SCALED})")
 _OF_LATEX = re.compile(
-    rf"(?P<before>(?<=[0-9]) ?)?\\[dt]?frac ?(?:\{{ ?(-?{_PLAIN}) ?\}}|([0-9])) ?(?:\{{ ?({_PLAIN}) ?\}}|([0-9]))"
+    rf"(?P<before>(?<=[0-9]) ?)?\\[cdt]?frac ?(?:\{{ ?(-?{_PLAIN}) ?\}}|([0-9])) ?(?:\{{ ?({_PLAIN}) ?\}}|([0-9]))"
 )
 _WORDS = re.compile(
     r"\\(?:text[a-z]*|math(?:rm|bf|it|sf)|[mh]box|operatorname) ?\{([^{}]*)\}(?:\^(?:[0-9]|\{-?[0-9]+\}))?"
 )
 _GROUPS = re.compile(r"([^0-9]*)([0-9]{1,3}(?: [0-9]{3})+)((?:\.[0-9]+)?[^0-9]*)")
-# what is left of an expression where every number is replaced by 0, and makes it no number
+# what is left of an expression where every number is replaced by 0, and makes it no number: an operator between two, an
+# index, one of two signs, an absolute value, a pair or a set, a function
 _UNREAD = re.compile(
-    r"0 ?(?:[-+*/_^×·÷]|\\times|\\cdot|\\div) ?0|\^|\\(?:[dt]?frac|sqrt|pi|binom|log|ln|sin|cos|tan)(?![a-z])"
+    r"0 ?(?:[-+*/_^×·÷]|\\times|\\cdot|\\div) ?0|\^|_ ?\{? ?0|(?:±|\\pm|\\mp) ?\{?0|\| ?0 ?(?:\\right)?\|"
+    r"|[\[({] ?0 ?(?:, ?0 ?)+(?:\\right|\\)?[\])}]"
+    r"|\\(?:[cdt]?frac|sqrt|pi|binom|log|ln|sin|cos|tan|infty|p?mod|bmod)(?![a-z])"
 )
 
 
