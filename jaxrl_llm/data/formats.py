@@ -500,15 +500,21 @@ def _convert(
     return made, bad
 
 
-def _mixed(spec: str, read: Callable[[str], tuple[list[Any], list[Malformed]]]) -> tuple[list[Any], list[Malformed]]:
-    """``read`` of a source, or of all sources of a mixture in their shares."""
+def _mixed(
+    spec: str, read: Callable[[str], tuple[list[Any], list[Malformed]]], bad_rows: int
+) -> tuple[list[Any], list[Malformed]]:
+    """``read`` of a source, or of all sources of a mixture in their shares; ``bad_rows`` holds for all together."""
     parts = mixture(spec)
     if len(parts) == 1:
         return read(parts[0][0])
     found = [read(name) for name, _ in parts]
-    return proportioned([rows for rows, _ in found], [weight for _, weight in parts]), [
-        x for _, bad in found for x in bad
-    ]
+    bad = [x for _, of_one in found for x in of_one]
+    if len(bad) > bad_rows:
+        raise DataError(
+            f"{bad[-1].where}: {bad[-1].reason} ({len(bad)} unreadable rows of all sources, "
+            f"--bad-rows {bad_rows} allowed)"
+        )
+    return proportioned([rows for rows, _ in found], [weight for _, weight in parts]), bad
 
 
 def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tuple[list[Problem], list[Malformed]]:
@@ -528,7 +534,7 @@ def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tup
         folder = str(pathlib.Path(source).parent)
         return _convert(source, chosen.columns, lambda columns: chosen.make(columns | {"folder": folder}), bad_rows)
 
-    return _mixed(spec, of_one)
+    return _mixed(spec, of_one, bad_rows)
 
 
 def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair], list[Malformed]]:
@@ -544,7 +550,7 @@ def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair]
         if not (pairs := paired(judged)):
             raise DataError(f"{spec}: no prompt has a response with label true and one with label false")
         return pairs, bad
-    return _mixed(spec, lambda source: _convert(source, *PAIR_FORMATS[layout], bad_rows))
+    return _mixed(spec, lambda source: _convert(source, *PAIR_FORMATS[layout], bad_rows), bad_rows)
 
 
 def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
@@ -566,9 +572,11 @@ def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
 
 def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, bool]], list[Malformed]]:
     """Responses with a label, see ``unpaired``, and the rows left out."""
-    return _mixed(spec, lambda source: _convert(source, ("prompt", "completion", "label"), unpaired, bad_rows))
+    columns = ("prompt", "completion", "label")
+    return _mixed(spec, lambda source: _convert(source, columns, unpaired, bad_rows), bad_rows)
 
 
 def read_rewarded(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, float]], list[Malformed]]:
     """Responses with their rewards, see ``rewarded``, and the rows left out."""
-    return _mixed(spec, lambda source: _convert(source, ("prompt", "response", "reward"), rewarded, bad_rows))
+    columns = ("prompt", "response", "reward")
+    return _mixed(spec, lambda source: _convert(source, columns, rewarded, bad_rows), bad_rows)

@@ -423,3 +423,13 @@ def test_the_flags_name_every_format_and_verifier():
     assert set(get_args(parts.Format)) == set(formats.FORMATS)
     assert set(get_args(parts.VerifierName)) == {"", *parts.VERIFIERS}
     assert {f.verifier for f in formats.FORMATS.values()} <= set(parts.VERIFIERS)
+
+
+def test_the_bad_rows_of_a_mixture_are_counted_together(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\nno JSON\n')
+    spec = f"{tmp_path}/a.jsonl@0.5,{tmp_path}/b.jsonl@0.5"
+    found, bad = formats.read_problems(spec, bad_rows=2)
+    assert len(found) == 2 and len(bad) == 2
+    with pytest.raises(DataError, match="b.jsonl:2: not JSON .*2 unreadable rows of all sources, --bad-rows 1 allowed"):
+        formats.read_problems(spec, bad_rows=1)
