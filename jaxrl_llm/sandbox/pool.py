@@ -326,8 +326,12 @@ class Sandbox:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the sandbox is closed; open a new one")
-            worker, self._spare = self._spare or _Worker(self._settings), None
+            spare, self._spare = self._spare, None
+            lost = spare is not None and spare.process.poll() is not None  # something killed it while it waited
+            worker = _Worker(self._settings) if spare is None or lost else spare
             self._workers.add(worker)
+        if lost:
+            self._discard(spare)
         try:
             self._protection = worker.hello()
         except UserError:

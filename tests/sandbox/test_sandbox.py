@@ -309,6 +309,15 @@ def test_a_worker_that_is_killed_is_replaced():
         assert pool.run("print(2)").stdout == "2\n"
 
 
+def test_a_worker_that_waited_and_was_killed_is_replaced():
+    with Sandbox(workers=1, modules=("json",)) as pool:
+        assert pool.run("print(1)").stdout == "1\n" and len(pool._workers) == 2
+        for worker in list(pool._workers):
+            worker.process.kill()
+            worker.process.wait()
+        assert pool.run("print(2)").stdout == "2\n"
+
+
 def test_a_worker_serves_without_end():
     with Sandbox(workers=1) as pool:
         pool.run("1")
