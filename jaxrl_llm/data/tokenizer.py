@@ -58,7 +58,9 @@ def _turn_end_first(
     """
     if template is None or len(eos) < 2:
         return eos
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    asked = {"role": "user", "content": "?"}
+    # another question behind it: GLM ends an answer with what opens the next turn
+    messages = [asked, {"role": "assistant", "content": _ANSWER}, asked]
     given = {"messages": messages, "add_generation_prompt": False, "bos_token": bos_text, "eos_token": eos_text}
     try:
         behind = templates.render(template, given | {"tools": None}).rpartition(_ANSWER)[2]

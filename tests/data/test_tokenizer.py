@@ -74,6 +74,7 @@ def test_every_end_id_of_the_generation_config_counts(tmp_path):
         ("{% for m in messages %}{{ m.content }}<turn>\n{% endfor %}", 258),  # Gemma's, and Llama 3's
         ("{% for m in messages %}{{ m.content }}<turn>\n{% endfor %}{{ eos_token }}", 258),  # Phi 3's
         ("{% for m in messages %}{{ m.content }}{{ eos_token }}<turn>{% endfor %}", 257),
+        ("{% for m in messages %}<turn>{{ m.content }}{% endfor %}", 258),  # GLM's
         ("{% for m in messages %}{{ m.content }}\n{% endfor %}", 257),
         ("{{ raise_exception('no') }}", 257),
         (None, 257),
