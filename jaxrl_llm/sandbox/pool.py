@@ -160,6 +160,9 @@ class Sandbox:
         packages can be read by what runs. One more worker waits, so that one that was killed is replaced without
         importing again.
       readable: files and folders that may be read besides Python's library.
+
+    Raises:
+      UserError: on another system than Linux.
     """
 
     def __init__(
@@ -173,6 +176,10 @@ class Sandbox:
     ):
         if workers < 1:
             raise ValueError(f"workers={workers} must be at least 1")
+        if not hasattr(os, "pidfd_open"):  # every answer would be that the worker is gone
+            raise UserError(
+                f"{sys.platform} has no sandbox for programs: judge them on Linux, in a container for example"
+            )
         for path in readable:
             if not os.path.isabs(path) or not os.path.exists(path):
                 raise ValueError(f"readable={path!r} must be an absolute path of something that exists")

@@ -364,6 +364,12 @@ def test_mistakes_are_named(monkeypatch):
         pool.run("1")
 
 
+def test_other_systems_are_named(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(UserError, match="linux has no sandbox for programs: judge them on Linux"):
+        Sandbox()
+
+
 def test_a_sandbox_that_breaks_says_nothing_about_the_program():
     with Sandbox(workers=1, limits=Limits(wall_s=0.0)) as pool:  # no time to become limited at all
         assert pool.run("print(1)").status == "broken"
