@@ -162,19 +162,23 @@ def encode_dialogue(
 def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str], list[int]]:
     """``text -> ids`` to append behind an answer that has its end token: what a world or a user replies to it.
 
-    The rest of the assistant's turn, ``text`` as the user's message, and the opening of the next answer.
+    The rest of the assistant's turn, ``text`` as the user's message, and the opening of the next answer. A template may
+    show the last answer of a conversation in another way than earlier ones (Qwen 3 opens and closes a thought there and
+    leaves out those before, Phi 3 ends the text): what was sampled stays as it was sampled.
 
     Raises:
-      UserError: where a template is needed and the tokenizer has none, or it rewrites earlier turns.
+      UserError: where a template is needed and the tokenizer has none, or it rewrites what stands before an answer.
     """
     before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "."}]
-    ids, mask = encode_dialogue(tokenizer, before, **variables)
-    rest = ids[len(mask) - mask[::-1].index(True) :]
+    opened = _render(tokenizer, before[:1], add_generation_prompt=True, **variables)
 
-    def encode(text: str) -> list[int]:
-        return rest + encode_turns(tokenizer, before, [{"role": "user", "content": text}], **variables)
+    def behind(text: str) -> list[int]:
+        talk = [*before, {"role": "user", "content": text}]
+        answer = _rest(opened, _render(tokenizer, talk, add_generation_prompt=True, **variables))
+        return _encode(tokenizer, _rest(".", answer.lstrip()))  # some begin an answer with a blank
 
-    return encode
+    end = next((k for k, token in enumerate(behind("?")) if token in tokenizer.eos_ids), -1)
+    return lambda text: behind(text)[end + 1 :]
 
 
 def _rest(start: str, whole: str) -> str:

@@ -124,10 +124,37 @@ def test_a_reply_goes_behind_the_end_token(tmp_path):
     assert whole == chat.encode_chat(tokenizer, TALK, add_generation_prompt=True)
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace(
+            "message.content", "('hi\\n' if loop.last and message.role == 'assistant' else '') + message.content"
+        ),
+        CHATML + "{% if not add_generation_prompt %}[INST]{% endif %}",
+    ],
+    ids=["Qwen 3's", "Phi 3's"],
+)
+def test_a_reply_where_the_last_answer_is_shown_in_another_way(tmp_path, template):
+    assert template != CHATML
+    tokenizer = _tokenizer(tmp_path, template)
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        chat.encode_turns(tokenizer, TALK[:2], TALK[2:])
+    assert _words(chat.make_reply_encoder(tokenizer)("bye")) == [
+        "\n", "<|im_start|>", "user", "\n", "bye", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n",
+    ]  # fmt: skip
+
+
+def test_a_reply_where_an_answer_begins_with_a_blank(tmp_path):
+    tokenizer = _tokenizer(tmp_path, BOS_EVERY_TURN)
+    assert _words(chat.make_reply_encoder(tokenizer)("bye")) == ["[INST]", "bye", "[/INST]"]
+
+
 def test_a_template_that_rewrites_history_is_refused(tmp_path):
     tokenizer = _tokenizer(tmp_path, "{{ messages | length }} " + CHATML)
     with pytest.raises(UserError, match="rewrites earlier turns"):
         chat.encode_turns(tokenizer, TALK[:2], TALK[2:])
+    with pytest.raises(UserError, match="rewrites earlier turns"):  # at once, not in the middle of an episode
+        chat.make_reply_encoder(tokenizer)
 
 
 def test_mask_of_the_assistant_ends_at_its_end_token(tmp_path):
