@@ -262,6 +262,12 @@ def _for_steps(config: ModelConfig, how: How, params: Params) -> Params:
     return params | {"layers": tuple(map(joined, params["layers"]))}
 
 
+def _filled(key_segments: Array, end: Array | int) -> Array:
+    """So many columns of a cache may be seen: up to ``end``, or behind it where columns are written in a ring."""
+    columns = jnp.arange(1, key_segments.shape[1] + 1, dtype=jnp.int32)[None, :]
+    return jnp.maximum(jnp.max(jnp.where(key_segments > 0, columns, 0)), end)
+
+
 def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
@@ -273,6 +279,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     made = first and cache["k"].shape[3] == tokens.shape[1] + room
     keys = (positions, segment_ids) if first else (key_positions, key_segments)
     mask = (visible if how.cached_fn is None or few else seen)(config, positions, segment_ids, *keys)
+    filled = None if in_place is None or first else _filled(key_segments, column + tokens.shape[1])
 
     def step(carry, item):
         x, stored = carry  # the whole cache is carried, so that only the new columns are written
@@ -289,7 +296,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
                     stored, new = caches.put(stored, new, index, column), None
                 if not first:
                     scales = {name: stored[name] for name in ("k_scale", "v_scale") if name in stored}
-                    read = partial(in_place, layer=index, filled=column + tokens.shape[1], **scales)
+                    read = partial(in_place, layer=index, filled=filled, **scales)
                     k, v = stored["k"], stored["v"]
             else:
                 first_columns = how.step_fn is not None and isinstance(cache["k"], tuple)

@@ -198,6 +198,27 @@ def test_a_rollout_with_the_kernel_is_one_without(family):
     close.assert_same_forward(got.sampler_logp, want.sampler_logp, config)
 
 
+@pytest.mark.parametrize("kernel", [True, False])
+def test_columns_that_are_written_in_a_ring_are_all_seen(kernel):
+    """As ``rollout.slots`` writes them: a token in an early column sees those that lie behind it."""
+    policy, params, config = small_model("qwen3")
+    attend_fn = attention_kernels.make_attend("pallas", platform="cpu")
+    by_kernel = attention_kernels.make_cached("pallas", platform="cpu")
+    cached_fn = by_kernel if kernel else attention_cached.cut_out(attend_fn)
+    other = make_policy(config, attend_fn=attend_fn, cached_fn=cached_fn)
+
+    @partial(jax.jit, static_argnums=0)
+    def last(policy):
+        places, line = jnp.broadcast_to(jnp.arange(4, dtype=jnp.int32), PROMPTS.shape), PROMPTS[:, :1]
+        _, cache = policy.extend(params, policy.init_cache(4, 12), PROMPTS, places, jnp.ones_like(PROMPTS), 0)
+        for place, column in ((4, 9), (5, 6)):
+            given = line, jnp.full_like(line, place), jnp.ones_like(line)
+            hidden, cache = policy.extend(params, cache, *given, column)
+        return hidden
+
+    close.assert_same_forward(last(other), last(policy), config)
+
+
 def test_the_kernel_on_a_mesh_is_the_kernel_alone():
     q, k, v, mask, filled = _case()
     run = attention_kernels.make_cached("pallas", platform="cpu")
