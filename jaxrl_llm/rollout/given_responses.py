@@ -6,6 +6,7 @@ Everything keeps the layout of a rollout: left-padded prompt, right-padded respo
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.types import Trajectories
 
 
@@ -40,6 +41,9 @@ def with_responses(
 ) -> Trajectories:
     """The trajectories with the responses of ``rows`` replaced by the given, right-padded tokens.
 
+    A mixture chooses the experts of the given tokens for itself, whatever ``extras`` recorded there; all other extras
+    stay as they are.
+
     Args:
       tokens: of the ``N`` response columns, the last ones of the layout.
       sampler_logp: of the given tokens, 0 where nobody sampled them.
@@ -61,7 +65,12 @@ def with_responses(
         there = jnp.where(rows[:, None], given.astype(old.dtype), old[:, width:])
         return jnp.concatenate([old[:, :width], there], axis=1)
 
+    extras = dict(trajectories.extras)
+    if EXPERTS in extras:  # of other tokens: nobody recorded who computes the given ones
+        replaced = rows[:, None, None] & (jnp.arange(width + new) >= width)[None, :, None]
+        extras[EXPERTS] = jnp.where(replaced, -1, extras[EXPERTS])
     return trajectories._replace(
+        extras=extras,
         tokens=put(trajectories.tokens, tokens),
         segment_ids=put(trajectories.segment_ids, valid),
         positions=put(trajectories.positions, jnp.where(valid, steps, 0)),

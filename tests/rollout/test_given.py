@@ -10,10 +10,12 @@ import pytest
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.types import Trajectories
 from tests import close
 from tests.models_for_tests import chain_table, nano
 
@@ -94,3 +96,15 @@ def test_too_long_a_response_is_refused():
     rows = _rollout()
     with pytest.raises(ValueError, match="no prompt"):
         given_responses.with_responses(rows, jnp.ones(8, bool), rows.tokens, rows.mask)
+
+
+def test_a_mixture_routes_given_tokens_by_itself():
+    """What was recorded is of the response that they take the place of."""
+    line, wide = jnp.zeros(2, jnp.int32), jnp.ones((2, 4), jnp.int32)
+    rows = Trajectories(wide, wide, wide, wide > 0, jnp.zeros((2, 4)), line > 0, line, line)
+    rows = rows._replace(extras={EXPERTS: jnp.full((2, 4, 3), 5, jnp.int8), "other": line})
+    got = given_responses.with_responses(rows, jnp.array([False, True]), wide[:, 2:], wide[:, 2:] > 0)
+    assert got.extras[EXPERTS][:, :, 0].tolist() == [[5, 5, 5, 5], [5, 5, -1, -1]]
+    assert got.extras[EXPERTS].dtype == jnp.int8 and got.extras["other"] is line
+    both, _ = given_responses.joined(rows, rows.mask & (jnp.arange(4) == 2)[None], rows, new_tokens=2)
+    assert both.extras[EXPERTS][:, :, 2].tolist() == [[5, 5, -1, -1]] * 2
