@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import RunStopped
+from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.host import env as base
 from jaxrl_llm.rollout.host.driver import make_host_episodes
@@ -303,6 +303,12 @@ def test_a_world_may_stop_without_an_end():
     played = _play(lambda state, ids: StepResult(state, (), 0.5, False, cut=True))
     assert played.trajectories.truncated.all() and not played.failures
     assert multi_turn.turns_of(played.trajectories).taken[:, 0].all()
+
+
+def test_a_world_in_python_is_played_by_one_process(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="2 processes: .* run without --hosts"):
+        _host(table_policy())
 
 
 def test_wrong_settings_are_named():

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm.errors import RunStopped
+from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.rollout.host.env import HostEnv
 from jaxrl_llm.rollout.host.recorder import Record, trajectories_of, written_of
 from jaxrl_llm.rollout.host.slots import Device, Layout, make_programs
@@ -114,7 +114,14 @@ def make_host_episodes(
       turn_s: seconds that the world may take for an answer, or to begin.
       episode_s: seconds that an episode may take.
       clock: for tests.
+
+    Raises:
+      UserError: where several processes run: when a world answers decides what the devices compute next, and each
+        process would decide for itself.
     """
+    if jax.process_count() > 1:
+        raise UserError(f"{jax.process_count()} processes: episodes of a world in Python are played by one; run "
+                        "without --hosts")  # fmt: skip
     check_sampling(temperature, None, None, None)
     sizes = tuple(sorted({min(size, env.observation_tokens) for size in read_tokens}))
     _check(
