@@ -46,7 +46,7 @@ from jaxrl_llm.models.kernels.attention_kernels import (
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
-from jaxrl_llm.rollout.stop import make_stop_strings
+from jaxrl_llm.rollout.stop import StopStrings, make_stop_strings
 from jaxrl_llm.rollout.strict import generate_strict
 from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.tools import calls
@@ -374,6 +374,19 @@ def make_tables(
     )
 
 
+def _stop_strings(model: Model, stop: Sequence[str]) -> StopStrings:
+    """Over the model's vocabulary; UserError for a text that no response has, as a special token stands for it."""
+    texts = token_bytes(model.tokenizer)
+    for text in stop:
+        for token in model.tokenizer.encode(text):
+            if not texts[token] and token not in model.tokenizer.eos_ids:
+                raise UserError(
+                    f"--stop {text!r} holds the special token {token}, which is no text of a response: it would never "
+                    "be found; drop it, or name the token in eos_token_id of generation_config.json"
+                )
+    return make_stop_strings(stop, texts, vocab_size=model.config.padded_vocab_size)
+
+
 def make_rollout(
     model: Model,
     *,
@@ -404,9 +417,7 @@ def make_rollout(
       top_p, top_k, min_p: what may be drawn, see ``rollout.sample``; log-probabilities are those of all tokens.
       early_exit: of rollouts in lock-step, see ``rollout.generate``.
     """
-    found = None
-    if stop:
-        found = make_stop_strings(stop, token_bytes(model.tokenizer), vocab_size=model.config.padded_vocab_size)
+    found = _stop_strings(model, stop) if stop else None
     among = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
     in_stages = partial(generate, cache_stages=cache_stages, row_stages=row_stages, early_exit=early_exit, **among)
     decode = partial(generate_in_slots, slots=slots, **among) if slots else in_stages

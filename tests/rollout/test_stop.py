@@ -1,5 +1,6 @@
 """Stop strings against a search in the joined text, over real tokenizers and through the compiled rollout."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -18,6 +19,7 @@ from jaxrl_llm.run import parts
 from tests.models_for_tests import nano
 
 TEXTS = ["the answer is 42\n\nUser: and?", "naïve café – 東京 <b>bold</b>\r\n", "aaab aab ab END", " \t  x  = 1"] * 3
+ROOM = {"vocab_size": 512, "padded_vocab_size": 512}  # for the tokens of any tokenizer here
 LENGTH, END_ID, STOP_STRING = 0, 1, 2  # the values of ``finish_reasons``
 
 
@@ -238,6 +240,18 @@ def test_rollout_maker_takes_stop_strings():
     out = jax.jit(rollout)(model.params, tokens, jnp.ones_like(tokens, bool), keys, jnp.zeros((1,), jnp.int32))
     for text in parts.responses(model.tokenizer, out):
         assert "," not in text[:-1]
+
+
+def test_a_special_token_is_no_text_to_stop_at(tmp_path):
+    """Unless it ends a response by itself: the text is never decoded, so the flag would do nothing."""
+    model = parts.load_model("nano")
+    model = model._replace(tokenizer=byte_level(tmp_path / "f"), config=dataclasses.replace(model.config, **ROOM))
+    make = functools.partial(parts.make_rollout, group_size=1, max_new_tokens=2, temperature=1.0)
+    assert make(model, stop=["<b>", "a<|end|>"])
+    (end,) = model.tokenizer.eos_ids
+    other = model._replace(tokenizer=model.tokenizer._replace(eos_ids=(end + 1,)))
+    with pytest.raises(UserError, match=rf"--stop 'a<.end.>' holds the special token {end}"):
+        make(other, stop=["<b>", "a<|end|>"])
 
 
 def test_mistakes_are_named(tmp_path):
