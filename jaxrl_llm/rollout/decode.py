@@ -119,7 +119,7 @@ def _drawn(job: Job, t: Array | int, batch: _Batch, everyone: bool) -> tuple[Arr
     how, keys = job.how, job.keys[t]
     if not everyone:
         own = {name: getattr(how, name) for name in ("temperature", "top_p")}
-        how = how._replace(**{name: x[batch.row] for name, x in own.items() if jnp.ndim(x) == 1})
+        how = how._replace(**{name: x[batch.row] for name, x in own.items() if x is not None and jnp.ndim(x) == 1})
         keys = keys[batch.row]
     token, logp, ended, reading = choose(how, keys, batch.logits, batch.alive, batch.reading)
 

@@ -113,6 +113,7 @@ def test_a_batch_that_shrinks_gives_the_same(family, stages):
     close.assert_same_forward(shrunk.sampler_logp, whole.sampler_logp, family, temperature=0.6)
 
 
+@pytest.mark.filterwarnings("error:ndim requires")  # of a number that is None
 def test_a_batch_that_shrinks_runs_fewer_rows():
     """Counted where the tokens are: no batch is larger than its stage allows."""
     policy, params, _ = small_model()
