@@ -97,13 +97,14 @@ def elected(changes: Sequence[Array]) -> Array:
 
 
 def ties_delta(changes: Sequence[Params], *, share: float = 0.8) -> Params:
-    """TIES: trim every tensor, elect a sign entry by entry, average what agrees.
+    """TIES: trim every leaf, elect a sign entry by entry, average what agrees.
 
     From "TIES-Merging: Resolving Interference When Merging Models", arXiv:2306.01708, section 3. Differs from the paper
-    in trimming and electing tensor by tensor, as the code of arXiv:2503.20641 does.
+    in trimming leaf by leaf, the matrices of one kind of all layers together, where it trims the whole vector, and the
+    code of arXiv:2503.20641 each layer's own matrix.
 
     Args:
-      share: of the entries of each tensor that are trimmed.
+      share: of the entries of each leaf that are trimmed.
     """
     return jax.tree.map(lambda *leaves: elected([trimmed(leaf, share) for leaf in leaves]), *changes)
 

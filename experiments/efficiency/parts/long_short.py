@@ -149,7 +149,7 @@ def _towards_slow(params: Params) -> list[Params]:
 
 
 def ties(model: Model, params: Params, tables: Tables, key: Key) -> Params:
-    """TIES from the quick model: the fifth of ``slow - quick`` that is largest, tensor by tensor."""
+    """TIES from the quick model: the fifth of ``slow - quick`` that is largest, leaf by leaf."""
     return merging.added(params["quick"], merging.ties_delta(_towards_slow(params), share=0.8))
 
 
