@@ -93,13 +93,32 @@ def adapted(base: Params, adapter: dict[str, Array], scale: float) -> Params:
 
 
 def merge(base: Params, adapter: dict[str, Array], scale: float) -> Params:
-    """The base with ``W + scale A B`` in place of each adapted matrix: an ordinary tree, to save or to serve."""
-    layers = dict(base["layers"])
-    for name in (name.removesuffix(LORA_A) for name in adapter if name.endswith(LORA_A)):
+    """The base with ``W + scale A B`` in place of each adapted matrix: an ordinary tree, to save or to serve.
+
+    The product is of all bits of float32, on accelerators as well, whose products leave some out by default.
+    """
+    layers, exact = dict(base["layers"]), jax.lax.Precision.HIGHEST
+    for name in _adapted_matrices(adapter):
         a, b = adapter[name + LORA_A], adapter[name + LORA_B]
-        product = jnp.einsum("lir,lro->lio", a, b, preferred_element_type=jnp.float32)
+        product = jnp.einsum("lir,lro->lio", a, b, precision=exact, preferred_element_type=jnp.float32)
         layers[name] = (layers[name].astype(jnp.float32) + scale * product).astype(layers[name].dtype)
     return base | {"layers": layers}
+
+
+def merge_on_host(base: Params, adapter: dict[str, Array], scale: float) -> Params:
+    """``merge`` as float32 in the host's memory, of a model that fits on no device: one matrix of a layer is on it."""
+    whole = jax.tree.map(lambda x: np.array(x, np.float32), base)
+    for name in _adapted_matrices(adapter):
+        matrices, thin = whole["layers"][name], (name + LORA_A, name + LORA_B)
+        for i in range(len(matrices)):
+            one = {"layers": {name: matrices[i : i + 1]}}
+            merged = merge(one, {part: adapter[part][i : i + 1] for part in thin}, scale)
+            matrices[i : i + 1] = merged["layers"][name]
+    return whole
+
+
+def _adapted_matrices(adapter: dict[str, Array]) -> list[str]:
+    return [name.removesuffix(LORA_A) for name in adapter if name.endswith(LORA_A)]
 
 
 def make_policy(policy: Policy, config: ModelConfig, lora: Lora) -> Policy:

@@ -74,7 +74,7 @@ def whole(state: TrainState, params: Params, rank: int) -> TrainState:
 
 
 def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Params:
-    """Writes the adapter in PEFT's format to ``folder`` and returns the merged parameters; rank 0: ``params``.
+    """Writes the adapter in PEFT's format to ``folder`` and returns the merged ones on the host; rank 0: ``params``.
 
     A family that stores several matrices as one (Phi-3, GPT-2) has no adapter file, nor has an adapter that was trained
     on top of another one, whose base lies in no folder: the merged model is complete.
@@ -85,5 +85,4 @@ def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Param
     trained = jax.tree.map(jnp.asarray, params[PART])
     if not model.merged and not lora.fused(model.config, spec.targets):
         lora.save(folder, model.config, spec, trained, base_model=str(model.folder))
-    base = jax.tree.map(lambda x: x.astype(jnp.float32), params["base"])  # kept in the type that computes
-    return lora.merge(base, trained, spec.scale)
+    return lora.merge_on_host(params["base"], trained, spec.scale)

@@ -58,6 +58,9 @@ def test_merged_matrix_by_hand():
     adapter = {"q_lora_a": jnp.array([[[1.0], [10.0]]]), "q_lora_b": jnp.array([[[0.5, 0.25]]])}
     merged = lora.merge(base, adapter, Lora(1, alpha=2.0).scale)
     np.testing.assert_array_equal(merged["layers"]["q"], [[[2.0, 2.5], [13.0, 9.0]]])
+    program = jax.make_jaxpr(lambda b, a: lora.merge(b, a, 2.0))(base, adapter)
+    (product,) = (e for e in program.eqns if e.primitive.name == "dot_general")
+    assert product.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2  # an accelerator's own leaves bits out
 
 
 def test_the_cache_sees_the_adapter():

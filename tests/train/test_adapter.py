@@ -69,6 +69,8 @@ def test_an_adapter_is_merged_in_float32(tmp_path):
     wide = open_model(OnlineSettings(model="nano", lora=2)).params["base"]
     spec = Lora(2, targets=lora.targets_of(model.config))
     jax.tree.map(np.testing.assert_array_equal, merged, lora.merge(wide, adapter, spec.scale))
+    # a model that is divided over devices fits on none: it is merged where it was gathered, a matrix at a time
+    assert {(type(x), x.dtype) for x in jax.tree.leaves(merged)} == {(np.ndarray, np.dtype(np.float32))}
 
 
 @pytest.mark.slow
