@@ -184,7 +184,7 @@ def _turned(axes: tuple, transposed: bool) -> tuple:
 def _assembled(
     stored: dict, group: list[tensor_names.Part], shape: tuple[int, ...], sharding: NamedSharding, block_bytes: int
 ) -> jax.Array:
-    """The parts of one layer (or of a leaf without layers) as they are stored, each device's share read for it alone.
+    """The parts of one layer (or of a leaf without layers) as they are stored, each device's share kept for it alone.
 
     Args:
       shape, sharding: of the whole group in the stored orientation.
@@ -251,7 +251,7 @@ def stream(
 
     Args:
       shardings: a tree of ``NamedSharding`` like the parameters, see ``distributed.rules.shardings`` of
-        ``jax.eval_shape`` of ``init``; on several hosts each reads what its own devices hold.
+        ``jax.eval_shape`` of ``init``; on several hosts each reads all files and keeps what its own devices hold.
       block_bytes: how much is read from a file at once.
 
     Raises:
