@@ -97,9 +97,14 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
       UserError: for another world, or a folder that does not hold one; DataError for a malformed file.
     """
     chat = tokenizer.chat_template is not None
+    encode = make_reply_encoder(tokenizer) if chat else None
+    around = len(encode("")) if encode is not None else 0
+    if around >= settings.observation_tokens:
+        raise UserError(f"--observation-tokens {settings.observation_tokens}: the chat template alone puts {around} "
+                        "tokens around an observation; raise it")  # fmt: skip
     sizes = {
         "action_tokens": settings.action_tokens, "observation_tokens": settings.observation_tokens, "chat": chat,
-        "encode": make_reply_encoder(tokenizer) if chat else None,
+        "encode": encode,
     }  # fmt: skip
     if only and catalog.is_env(settings.data) and not settings.data.startswith(job.GYM):
         raise UserError(f"--data {settings.data}: {only}; give rows, or reasoning_gym:FAMILY")

@@ -210,6 +210,10 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
             "research_search --arm rag", "{model} {rows} --tools calculator",
             "--tools: an arm that retrieves before the answer needs search=CORPUS.jsonl",
         ),
+        (
+            "torl", "{model} {rows} --observation-tokens 3",
+            "--observation-tokens 3: the chat template alone puts 3 tokens around an observation; raise it",
+        ),
         ("agentgym_rl", "{model} --data shop:{folder}", "give webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, "),
         ("agentgym_rl", "{model} --data webshop:{folder}/shop --max-turns 2", "--max-turns 2 is below --turns"),
         ("spa_rl", "{model} --data webshop:none", "--data webshop:none: give webshop:FOLDER"),

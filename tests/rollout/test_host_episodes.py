@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.data import chat
+from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.host import env as base
@@ -18,7 +20,7 @@ from jaxrl_llm.rollout.host.env import HostEnv, StepResult, TextEnv, TextStepRes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from tests import close
-from tests.models_for_tests import small_config
+from tests.models_for_tests import byte_tokenizer, small_config
 from tests.traps import tables
 from tests.waits import soon
 
@@ -324,6 +326,22 @@ def test_wrong_settings_are_named():
 
 
 # --- text
+
+
+def test_a_long_observation_is_cut_inside_its_turn(tmp_path):
+    """The end of the user's turn and the beginning of the next answer are there, however much the world says."""
+    tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
+    reply = chat.make_reply_encoder(tokenizer)
+    assert len(reply("abcd")) == 7 and len(reply("")) == 3
+    said = {"text": "abcdefghijklmnopqrstuvwxyz"}
+    world = TextEnv(lambda seed, task: 0, lambda state, text: TextStepResult(0, said["text"], 0.0, False), lambda s: s)
+    env = base.spoken(world, reply, tokenizer.decode, action_tokens=3, observation_tokens=7)
+    assert env.step(0, tokenizer.encode("x")).tokens == reply("abcd")
+    said["text"] = "abc"
+    assert env.step(0, tokenizer.encode("x")).tokens == reply("abc")
+    tight = base.spoken(world, reply, tokenizer.decode, action_tokens=3, observation_tokens=2)
+    with pytest.raises(ValueError, match="observation_tokens=2 are less than the 3 that the format puts around one"):
+        tight.step(0, tokenizer.encode("x"))
 
 
 def test_the_ids_that_were_chosen_stay_whatever_their_text():

@@ -111,6 +111,28 @@ def task_rows(answers: PyTree) -> list[PyTree]:
     return [treedef.unflatten(row) for row in zip(*leaves, strict=True)]
 
 
+def fitting(text: str, encode: Callable[[str], Sequence[int]], most: int) -> Sequence[int]:
+    """The ids of a text, or of as much of its beginning as gives at most so many.
+
+    Raises:
+      ValueError: where what ``encode`` puts around a text is more than that by itself.
+
+    >>> fitting("abcdef", lambda text: [0, *map(ord, text), 1], 5)
+    [0, 97, 98, 99, 1]
+    """
+    ids = encode(text)
+    if len(ids) <= most:
+        return ids
+    found, low, high = encode(""), 0, len(text)
+    if len(found) > most:
+        raise ValueError(f"observation_tokens={most} are less than the {len(found)} that the format puts around one")
+    while high - low > 1:
+        middle = (low + high) // 2
+        ids = encode(text[:middle])
+        found, low, high = (ids, middle, high) if len(ids) <= most else (found, low, middle)
+    return found
+
+
 def spoken(
     world: TextEnv,
     encode: Callable[[str], Sequence[int]],
@@ -121,7 +143,8 @@ def spoken(
 ) -> HostEnv:
     """A world of text for a policy of tokens.
 
-    An action is decoded for the world to read; the sequence keeps the ids that were chosen. Only new text is encoded.
+    An action is decoded for the world to read; the sequence keeps the ids that were chosen. Only new text is encoded,
+    of one that is too long the beginning: what the format puts behind it is there in any case.
 
     Args:
       encode: an observation with all that the format puts between two actions (the end of the user's turn, the
@@ -132,7 +155,7 @@ def spoken(
     def step(state: State, ids: list[int]) -> StepResult:
         said = world.step(state, decode(ids))
         over = said.done or said.cut or not said.valid
-        return StepResult(said.state, () if over else encode(said.text), *said[2:])
+        return StepResult(said.state, () if over else fitting(said.text, encode, observation_tokens), *said[2:])
 
     return HostEnv(world.reset, step, world.identity, action_tokens, observation_tokens, world.close)
 
