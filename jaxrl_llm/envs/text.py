@@ -42,10 +42,15 @@ def given(
     Args:
       encode: of observations, with what the format puts around them (``data.chat.make_reply_encoder``); by default just
         the text.
+      chat: prompts are conversations; an action that was cut off then has the end of a turn before ``encode``.
     """
+    more = {}
+    if chat and encode is not None:
+        end = tokenizer.eos_ids[0]
+        more["unended"] = lambda ids: () if ids[-1] in tokenizer.eos_ids else (end,)
     env = spoken(
         world, tokenizer.encode if encode is None else encode, tokenizer.decode, action_tokens=action_tokens,
-        observation_tokens=observation_tokens,
+        observation_tokens=observation_tokens, **more,
     )  # fmt: skip
     return Given(encode_problems(tokenizer, rows, chat=chat), list(tasks), env)
 

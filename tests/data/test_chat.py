@@ -8,7 +8,11 @@ from tokenizers import models, pre_tokenizers
 
 from jaxrl_llm.data import chat
 from jaxrl_llm.data import tokenizer as tokenizer_module
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.envs import text as text_envs
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import text_contexts
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult
 
 CHATML = """{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
@@ -147,6 +151,29 @@ def test_a_reply_where_the_last_answer_is_shown_in_another_way(tmp_path, templat
 def test_a_reply_where_an_answer_begins_with_a_blank(tmp_path):
     tokenizer = _tokenizer(tmp_path, BOS_EVERY_TURN)
     assert _words(chat.make_reply_encoder(tokenizer)("bye")) == ["[INST]", "bye", "[/INST]"]
+
+
+def test_the_end_of_a_turn_is_the_one_of_several_ends_that_the_template_writes(tmp_path):
+    """Llama 3 and Gemma name the end of a text before it."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [13, 2]}))
+    tokenizer = _tokenizer(tmp_path, CHATML)
+    assert tokenizer.eos_ids == (2, 13) and WORDS.index("<|im_end|>") == 2
+    context = text_contexts.text_context(tokenizer, tokens=9, summaries=1, summary_tokens=2, ask="you", go_on="bye")
+    assert _words(context.instruction)[:5] == ["<|im_end|>", "\n", "<|im_start|>", "user", "\n"]
+
+
+def test_a_turn_that_was_cut_off_ends_before_the_next(tmp_path):
+    """An action of as many tokens as there may be has no end: the template's is read behind it, and is not trained."""
+    tokenizer = _tokenizer(tmp_path, CHATML)
+    world = TextEnv(lambda *_: 0, lambda state, text: TextStepResult(0, "bye", 0.0, False), lambda s: s, first=str)
+    sizes = {"action_tokens": 2, "observation_tokens": 12, "encode": chat.make_reply_encoder(tokenizer)}
+    row = Problem("own", TALK[:1], "", {}, 0, "")
+    env = text_envs.given(world, [row], [0], tokenizer, chat=True, **sizes).env
+    said, end = tokenizer.encode("hello you"), tokenizer.eos_ids[0]
+    start = chat.encode_chat(tokenizer, TALK[:1], add_generation_prompt=True)
+    whole = chat.encode_chat(tokenizer, TALK, add_generation_prompt=True)
+    assert start + said + env.step(0, said).tokens == whole
+    assert start + [*said, end] + env.step(0, [*said, end]).tokens == whole
 
 
 def test_a_template_that_rewrites_history_is_refused(tmp_path):

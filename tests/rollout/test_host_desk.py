@@ -218,6 +218,6 @@ def test_problems_hold_rules_tools_and_the_first_message(tmp_path):
     shown = tokenizer.decode(np.asarray(out.problems.tokens[0])[np.asarray(out.problems.valid[0])].tolist())
     assert "Help users." in shown and '"name": "cancel_pending_order"' in shown and TASK.instruction in shown
     state = out.env.reset(NO_SEED, out.tasks[0])
-    heard = out.env.step(state, tokenizer.encode("Shall I cancel it?"))
+    heard = out.env.step(state, [*tokenizer.encode("Shall I cancel it?"), tokenizer.eos_ids[0]])
     assert heard.tokens == reply("Yes.") and "Yes." in tokenizer.decode(heard.tokens)
     assert not heard.done

@@ -140,6 +140,7 @@ def spoken(
     *,
     action_tokens: int,
     observation_tokens: int,
+    unended: Callable[[list[int]], Sequence[int]] = lambda ids: (),
 ) -> HostEnv:
     """A world of text for a policy of tokens.
 
@@ -150,12 +151,16 @@ def spoken(
       encode: an observation with all that the format puts between two actions (the end of the user's turn, the
         beginning of the assistant's), special tokens included.
       decode: the text of an action; special tokens should give none.
+      unended: what is read behind an action before an observation: the end of a turn that the policy did not end.
     """
 
     def step(state: State, ids: list[int]) -> StepResult:
         said = world.step(state, decode(ids))
-        over = said.done or said.cut or not said.valid
-        return StepResult(said.state, () if over else fitting(said.text, encode, observation_tokens), *said[2:])
+        if said.done or said.cut or not said.valid:
+            return StepResult(said.state, (), *said[2:])
+        end = [*unended(ids)]
+        shown = [*end, *fitting(said.text, encode, observation_tokens - len(end))]
+        return StepResult(said.state, shown, *said[2:])
 
     return HostEnv(world.reset, step, world.identity, action_tokens, observation_tokens, world.close)
 
