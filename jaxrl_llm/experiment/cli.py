@@ -91,7 +91,7 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     Raises:
       UserError: for an unknown flag (naming the nearest one) or a number out of range.
     """
-    arguments = merged(arguments, {f.name for f in dataclasses.fields(Options) if str(f.type).startswith("tuple")})
+    arguments = merged(arguments, flags.several(Options) | flags.several(module.Settings))
     words = [a.split("=", 1) for a in arguments]
     given = {w[0].lstrip("-").removeprefix("no-").replace("-", "_") for w in words if w[0].startswith("--")}
     model = next((w[1] if len(w) > 1 else "".join(arguments[k + 1 : k + 2]) for k, w in enumerate(words)

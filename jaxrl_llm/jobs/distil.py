@@ -2,6 +2,9 @@
 
 Run: jaxrl distil --model STUDENT --teacher DIR [--teacher DIR2] --data FILE.jsonl [--loss reverse_kl]
 
+Models of one vocabulary may be filled up to different widths (Qwen2.5 has 151,936 rows up to 3B and 152,064 from 7B
+on): distributions are those over the rows that all have, and a token that one of them has not trains nothing.
+
 A teacher of another vocabulary reads the responses in its own tokens: ``--loss gold_loss`` or ``uld_loss``
 (``jobs.retold``).
 
@@ -11,7 +14,8 @@ and from SDPO in that it is shown the problem's solution, not a right response o
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -136,10 +140,33 @@ class OfProblems(NamedTuple):
     problem_ids: Array
 
 
+def shared_rows(policy: Policy, params: Any, hidden: Array, teachers: Sequence[Teacher]) -> int:
+    """How many tokens' logits all of the models have: of one vocabulary, they may be filled up to different widths."""
+    own = jax.eval_shape(policy.unembed, params, hidden).shape[-1]
+    return min(own, *(teacher.model.config.padded_vocab_size for teacher in teachers))
+
+
+def cut(unembed: Callable[[Array], Array], size: int) -> Callable[[Array], Array]:
+    """The same logits of the first ``size`` tokens alone."""
+
+    def first(hidden: Array) -> Array:
+        logits = unembed(hidden)
+        return logits if logits.shape[-1] == size else logits[..., :size]
+
+    return first
+
+
+def known_to_all(batch: Batch, size: int) -> Batch:
+    """The batch without the tokens that not all of the models have: rows behind the vocabulary, which say nothing."""
+    mask = batch.mask & (batch.tokens < size)
+    return batch._replace(mask=mask, total=reduce.denominator(mask, mode="token_mean"))
+
+
 def seen(teacher: Teacher, batch: Batch) -> Any:
     """The rows as a teacher reads them: with its own prompts, where it has some, before the same responses."""
     if teacher.shown is None:
-        return batch
+        last = teacher.model.config.padded_vocab_size - 1  # in place of a token that it has not, which is masked
+        return batch._replace(tokens=jnp.minimum(batch.tokens, last))
     shown, ids = teacher.shown, declared(OfProblems, batch.extras).problem_ids
     there = batch.segment_ids[:, -shown.response :] > 0
     return joined(shown.tokens[ids], shown.valid[ids], batch.tokens[:, -shown.response :], there)
@@ -154,24 +181,28 @@ def aligned(teacher: Teacher, said: Array, batch: Batch) -> Array:
     return jnp.pad(said[:, -kept:], ((0, 0), (before, 0), *((0, 0),) * (said.ndim - 2)))
 
 
-def _mixture(teachers: list[Teacher]) -> tuple[Callable[[Any], Array], Any]:
-    """``(hidden -> logits, hidden)`` of the mean of the teachers' distributions; hidden states side by side."""
+def _mixture(teachers: list[Teacher]) -> tuple[Callable[[Any, int], Array], Any]:
+    """``((hidden, rows) -> logits, hidden)`` of the mean of the teachers' distributions; hidden states side by side.
+
+    ``rows`` are those of the vocabulary, see ``shared_rows``.
+    """
     models = [teacher.model for teacher in teachers]
     sizes = [model.config.hidden_size for model in models]
 
-    def unembed(hidden: Array) -> Array:
+    def unembed(hidden: Array, rows: int) -> Array:
         begin, logp = 0, []
         for model, size in zip(models, sizes, strict=True):
             part = jax.lax.dynamic_slice_in_dim(hidden, begin, size, axis=-1)
-            logp.append(jax.nn.log_softmax(model.policy.unembed(model.params, part).astype(jnp.float32), axis=-1))
+            logits = cut(partial(model.policy.unembed, model.params), rows)(part)
+            logp.append(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1))
             begin += size
         return jax.nn.logsumexp(jnp.stack(logp), axis=0) - jnp.log(jnp.float32(len(logp)))
 
     def hidden(batch: Batch) -> Array:
         each = []
         for teacher in teachers:
-            rows, model = seen(teacher, batch), teacher.model
-            states = model.policy.hidden(model.params, rows.tokens, rows.positions, rows.segment_ids)
+            read, model = seen(teacher, batch), teacher.model
+            states = model.policy.hidden(model.params, read.tokens, read.positions, read.segment_ids)
             each.append(aligned(teacher, states.astype(jnp.float32), batch))
         return jnp.concatenate(each, axis=-1)
 
@@ -223,15 +254,18 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
         mask, names = _earlier(found.pop("mask")), tuple(found)
         ids = jnp.arange(teachers[0].model.tokenizer.vocab_size, dtype=jnp.int32)
 
+        mine = policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
+        rows = shared_rows(policy, params, mine, teachers)
+        student = cut(partial(policy.unembed, params), rows)
+
         def of_columns(keep, mine, other, *more):
-            logits = {"student": policy.unembed(params, mine) / heat, "teacher": unembed(other) / heat}
+            logits = {"student": student(mine) / heat, "teacher": unembed(other, rows) / heat}
             logits["teacher"] = jax.lax.stop_gradient(logits["teacher"])
             offered = dict(zip(names, more, strict=True)) | {"mask": keep, "student_ids": ids, "teacher_ids": ids}
             for who, x in logits.items():
                 offered |= {f"{who}_logits": x, f"{who}_log_probs": jax.nn.log_softmax(x, axis=-1)}
             return loss(*(offered[name] for name in wanted))
 
-        mine = policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
         beside = (mine, jax.lax.stop_gradient(hidden_of(batch)), *map(_earlier, found.values()))
         chunk = mask.shape[1] if ":" in settings.loss else CHUNK
         return jax.tree.map(_later, distill.chunked_terms(of_columns, mask, *beside, chunk=chunk))
@@ -268,17 +302,19 @@ def make_terms(
         before = _earlier(batch.mask)
         mine = policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
         other = jax.lax.stop_gradient(hidden_of(batch))
+        rows = shared_rows(policy, params, mine, teachers)
+        student, teacher = cut(partial(policy.unembed, params), rows), partial(unembed, rows=rows)
         if settings.loss == "top_k":
 
             def likeliest(keep, mine, other):
-                logits = (x / settings.temperature for x in (policy.unembed(params, mine), unembed(other)))
+                logits = (x / settings.temperature for x in (student(mine), teacher(other)))
                 return distill.top_k_distillation_loss(*logits, keep, k=settings.top)
 
             terms = distill.chunked_terms(likeliest, before, mine, other, chunk=CHUNK)
         else:
             chosen = {"reverse_kl": distill.chunked_reverse_kl_loss, "forward_kl": distill.chunked_forward_kl_loss}
             terms = chosen[settings.loss](
-                mine, lambda h: policy.unembed(params, h), other, unembed, before,
+                mine, student, other, teacher, before,
                 temperature=settings.temperature, chunk=CHUNK,
             )  # fmt: skip
         return jax.tree.map(_later, terms)
@@ -314,11 +350,24 @@ def build(settings: Settings) -> Plan:
         count = trajectories.tokens.shape[0]
         return Rewards(jnp.zeros((count,), jnp.float32), jnp.ones((count,), bool))
 
-    estimate = make_estimate(policy, nothing, temperature=settings.temperature, row_extras=read)
+    estimated = make_estimate(policy, nothing, temperature=settings.temperature, row_extras=read)
+    known = min(teacher.model.config.padded_vocab_size for teacher in teachers)
+    if reader is not None:
+
+        def estimate(*given):
+            return retold.of_pieces(estimated(*given))
+
+    elif known < found.model.config.padded_vocab_size:
+
+        def estimate(*given):
+            return known_to_all(estimated(*given), known)
+
+    else:
+        estimate = estimated
     online = recipes.make_online(
         settings,
         found,
-        estimate=estimate if reader is None else lambda *given: retold.of_pieces(estimate(*given)),
+        estimate=estimate,
         loss=loss,
         score=unjudged,
         tx=adamw(settings, settings.steps),

@@ -4,18 +4,20 @@ Run: jaxrl sft --model DIR --data FILE.jsonl [--format gsm8k] [--chat] [--lora 1
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
+from jaxrl_llm import logprobs
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
 from jaxrl_llm.jobs import rows
 from jaxrl_llm.run.bench import open_model
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods import supervised
-from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Plan, Stage
 
@@ -32,23 +34,27 @@ SMOKE = {"steps": 2, "eval_every": 2, "rows_per_step": 4, "train_rows": 64, "eva
 ARMS = {"sft": {}}
 METRICS = ("eval/loss", "eval/token_accuracy")
 SEEDS, EXPORT = 1, "always"
+CHUNK = 128  # columns whose distributions exist at once
+
+
+def _likeliest(logits: Array) -> Array:
+    return jnp.argmax(logits, axis=-1).astype(jnp.float32)  # exact: no vocabulary has 2**24 tokens
+
+
+def sums_of_rows(policy, params, some: SupervisedRows) -> tuple[Array, Array, Array]:
+    """Of the responses of rows: nats, tokens that the model would have said, and all tokens; no ``[B, T, V]``."""
+    hidden = policy.hidden(params, some.tokens, some.positions, some.segment_ids)
+    logp, said = logprobs.chunked(
+        hidden, lambda h: policy.unembed(params, h), some.tokens, segment_ids=some.segment_ids, figure=_likeliest,
+        chunk=CHUNK,
+    )  # fmt: skip
+    right = jnp.where(some.mask, said == some.tokens.astype(jnp.float32), False)
+    return jnp.sum(jnp.where(some.mask, -logp, 0.0)), jnp.sum(right), jnp.sum(some.mask)
 
 
 def measure_of_rows(policy, held: SupervisedRows, *, chunk: int = 32):
     """``eval/loss`` in nats a token and the share of tokens that the model would have said, on held-out rows."""
-
-    @jax.jit
-    def part(params, some: SupervisedRows):
-        logp, _ = score_tokens(policy, params, some)
-        # the most likely token has a log-probability of its own: right where no other is likelier
-        hidden = policy.hidden(params, some.tokens, some.positions, some.segment_ids)
-
-        def best(columns):
-            return jnp.argmax(policy.unembed(params, columns), axis=-1).astype(jnp.int32)
-
-        said = jnp.concatenate([jnp.zeros((some.tokens.shape[0], 1), jnp.int32), best(hidden)[:, :-1]], axis=1)
-        right = jnp.where(some.mask, said == some.tokens, False)
-        return jnp.sum(jnp.where(some.mask, -logp, 0.0)), jnp.sum(right), jnp.sum(some.mask)
+    part = jax.jit(partial(sums_of_rows, policy))
 
     def measure(params, key):
         count, sums = held.tokens.shape[0], np.zeros(3)

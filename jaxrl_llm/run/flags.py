@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import tokenize
+import typing
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -114,6 +115,36 @@ def _flagged(kind: Any) -> list[str]:
     return [f.name for f in fields if tyro.conf.Positional not in getattr(f.type, "__metadata__", ())]
 
 
+def several(kind: Any) -> set[str]:
+    """The fields of a dataclass that take any number of values."""
+    return {field.name for field in dataclasses.fields(kind) if typing.get_origin(field.type) is tuple}
+
+
+def joined(arguments: Sequence[str], many: Iterable[str]) -> list[str]:
+    """The words of a command line, where a flag of several values that is given again adds to the ones before.
+
+    Args:
+      many: names of the fields that have several values.
+
+    >>> joined(["--stop", "a", "--steps", "3", "--stop=b", "c"], ["stop"])
+    ['--stop', 'a', 'b', 'c', '--steps', '3']
+    """
+    known = {spell(name): [spell(name)] for name in many}
+    names = [word.partition("=")[0].replace("_", "-") for word in arguments]
+    again = {name for name in known if names.count(name) > 1}
+    found: list[list[str]] = [[]]
+    for name, word in zip(names, arguments, strict=True):
+        if name in again:
+            _, given, value = word.partition("=")
+            known[name] += [value] if given else []
+            found.append(known[name])
+        elif word.startswith("--"):
+            found.append([word])
+        else:
+            found[-1].append(word)
+    return [word for part in {id(part): part for part in found}.values() for word in part]
+
+
 def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None, names: Iterable[str] = ()) -> Any:
     """An object of the dataclass ``kind`` from the words of a command line; ``--help`` prints and exits with 0.
 
@@ -125,6 +156,7 @@ def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None,
       UserError: for an unknown flag, a missing or a malformed value.
     """
     given = {} if default is None else {"default": default}
+    arguments = joined(arguments, several(kind))
     try:
         with _PARSING, contextlib.redirect_stderr(_Heard(sys.stderr)) as said:
             found, unknown = tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, **given)

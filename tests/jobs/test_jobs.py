@@ -18,13 +18,15 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.jobs import distil, dpo, reward_model, rows, sft
 from jaxrl_llm.logprobs import align
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import named, options, parts
+from jaxrl_llm.run.settings import parse as settings_of_job
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
 from jaxrl_llm.types import Batch, TokenTerms
 from tests import close
-from tests.models_for_tests import byte_model, cubes
+from tests.models_for_tests import byte_model, byte_tokenizer, cubes
 
 SMALL = ["--steps", "2", "--eval-every", "2", "--rows-per-step", "4", "--eval-rows", "4", "--max-new-tokens", "16"]
 
@@ -219,6 +221,17 @@ def test_a_norm_of_0_is_no_bound(job):
     assert bounds == {0.0: None, 0.5: 0.5}
 
 
+def test_a_flag_of_several_values_may_stand_again(own):
+    """As the line on distil says it: one --teacher for each; of --stop, --loss-args and the like none is lost."""
+    words = ["--teacher", "nano", "--smoke", "--teacher=tiny", "--loss-args", "a=1", "--loss-args", "b=2"]
+    _, settings, _ = cli.parse(distil, words)
+    assert settings.teacher == ("nano", "tiny") and settings.loss_args == ("a=1", "b=2")
+    with pytest.raises(UserError, match="--steps is given twice"):
+        cli.parse(distil, ["--steps", "1", "--steps", "2"])
+    found = settings_of_job(["--stop", "a", "--seed", "1", "--stop=b", "--steps", "2"])
+    assert found.stop == ("a", "b") and (found.seed, found.steps) == (1, 2)
+
+
 def test_a_limit_beyond_the_context_reserves_no_memory(own):
     settings = sft.Settings(model=str(own), data=str(own / "texts.jsonl"), max_new_tokens=10**14)
     (table,) = rows.encoded(options.open_model(settings), rows.texts(settings, "plain"), settings, "response")
@@ -357,6 +370,37 @@ def first_columns(student_logits, mask):
     return TokenTerms(jnp.full(mask.shape, float(student_logits.shape[1])), {})
 
 
+@pytest.mark.parametrize("loss", ["reverse_kl", "forward_kl", "top_k", "jsd_loss"])
+@pytest.mark.parametrize("wider", ["teacher", "student"])
+def test_models_of_one_vocabulary_may_have_rows_behind_it(loss, wider, tmp_path):
+    """Qwen2.5's have 151,936 or 152,064 of them: the same model with ten rows more is the same distribution."""
+    (tmp_path / "narrow").mkdir(), (tmp_path / "wide").mkdir()
+    own = byte_model(tmp_path / "narrow", max_positions=96)
+    _, params, config = weights.pretrained(own)
+    size = config.vocab_size
+
+    def longer(x):
+        return jnp.pad(x, [(0, 10 if side == size else 0) for side in x.shape], constant_values=0.5)
+
+    byte_tokenizer(tmp_path / "wide")
+    more = dataclasses.replace(config, vocab_size=size + 10, padded_vocab_size=size + 10)
+    weights.save(tmp_path / "wide", more, jax.tree.map(longer, params))
+    names = (str(own), str(tmp_path / "wide")) if wider == "teacher" else (str(tmp_path / "wide"), str(own))
+    settings = distil.Settings(model=names[0], teacher=names[1:], loss=loss, top=size)
+    model = options.open_model(settings)
+    teachers = distil.open_teachers(settings, model)
+    assert teachers[0].reader is None and model.config.padded_vocab_size == size + 10 * (wider == "student")
+    column = jnp.arange(6, dtype=jnp.int32)[None]
+    batch = Batch(**{name: None for name in Batch._fields})._replace(
+        tokens=jnp.asarray([[5, 6, 7, 8, size + 3, 3]], jnp.int32), positions=column, segment_ids=column * 0 + 1,
+        mask=jnp.asarray([[False, False, True, True, True, True]]), sampler_logp=jnp.zeros((1, 6)),
+    )  # fmt: skip
+    batch = distil.known_to_all(batch, size)
+    assert batch.mask.tolist() == [[False, False, True, True, False, True]] and batch.total == 3
+    found = distil.make_terms(settings, model.policy, teachers)(model.params, batch)
+    close.assert_same_sums(found.loss[:, :5], np.zeros((1, 5)), close.forward_sums(config, 6), magnitude=1.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -400,6 +444,27 @@ def test_a_teacher_of_another_vocabulary_is_refused_token_by_token(own):
         distil.open_teachers(dataclasses.replace(settings, teacher=("nano", str(own))), model)
     with pytest.raises(UserError, match="its context has 160; lower --max-new-tokens"):
         distil.open_teachers(dataclasses.replace(settings, max_new_tokens=80), model)
+
+
+def test_responses_are_measured_without_all_distributions_at_once(monkeypatch):
+    """Nats, and the tokens that are the likeliest, against all logits; columns by the chunk."""
+    monkeypatch.setattr(sft, "CHUNK", 4)
+    model = options.open_model(sft.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(2), (2, 13), 3, 20, jnp.int32)
+    valid = jnp.arange(9)[None] < jnp.asarray([9, 5])[:, None]
+    some = joined(tokens[:, :4], jnp.ones((2, 4), bool), tokens[:, 4:], valid)
+    logits = align(model.policy.unembed(model.params, _hidden(model, some)))
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    some = some._replace(tokens=some.tokens.at[0, 6].set(best[0, 6]))  # what stands behind it is another row then
+    logits = align(model.policy.unembed(model.params, _hidden(model, some)))
+    nats, right, count = sft.sums_of_rows(model.policy, model.params, some)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), some.tokens[..., None], axis=-1)[..., 0]
+    want = float(-jnp.sum(jnp.where(some.mask, picked, 0.0)))
+    close.assert_same_sums(nats, want, close.forward_sums(model.config, 13), magnitude=want)
+    said = np.asarray((jnp.argmax(logits, axis=-1) == some.tokens) & some.mask)
+    assert said[0, 6] and int(right) == said.sum() and int(count) == 14
+    formed = cubes(lambda params: sft.sums_of_rows(model.policy, params, some), model.params, size=logits.shape[-1])
+    assert max(formed) == 2 * 4
 
 
 def test_held_out_rows_are_other_prompts():
