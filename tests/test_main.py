@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,14 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.data.chat import template_hash
-from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed.mesh import parse_mesh
 from jaxrl_llm.jobs import grpo
 from jaxrl_llm.jobs.grpo import cli, count_microbatches, rollout_of_flags
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.run.records import track, view
-from jaxrl_llm.run.settings import Settings, parse
+from jaxrl_llm.run.settings import Settings, located, parse, run_folder
 from tests import close
 
 SMALL = [
@@ -29,6 +30,28 @@ SMALL = [
 def _rows(path, n=60):
     path.write_text("\n".join(json.dumps({"prompt": f"m10 {i}+{i}=>", "answer": 2 * i % 10}) for i in range(n)))
     return str(path)
+
+
+def test_sources_are_found_from_anywhere(tmp_path, monkeypatch):
+    """Files, saved data sets with their split, and mixtures of both; what is no file stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    _rows(tmp_path / "a.jsonl")
+    (tmp_path / "saved").mkdir()
+    given = Settings(data="a.jsonl@0.7,saved:test@3,tfds:gsm8k:train@1", eval_data="saved", model="nano")
+    found = located(given)
+    assert found.data == f"{tmp_path}/a.jsonl@0.7,{tmp_path}/saved:test@3,tfds:gsm8k:train@1"
+    assert (found.eval_data, found.model) == (f"{tmp_path}/saved", "nano") and located(found) == found
+    for data in ("countdown", "reasoning_gym:leg_counting", "tfds:gsm8k", "missing.jsonl", ""):
+        assert located(Settings(data=data, eval_data=data)) == Settings(data=data, eval_data=data)
+    assert located(Settings(data="tfds:saved:train")).data == f"tfds:{tmp_path}/saved:train"
+
+
+def test_several_hosts_write_into_one_folder(tmp_path, monkeypatch):
+    """Named by the clock of the first of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hosts, "of_first", lambda number: 1_000_000_000)
+    run = run_folder(Settings())
+    assert run.parts[0] == "runs" and run.name == time.strftime("%Y%m%d-%H%M%S", time.localtime(1_000_000_000))
 
 
 def test_run_folder(tmp_path, capsys):

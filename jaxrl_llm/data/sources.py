@@ -237,6 +237,24 @@ def mixture(spec: str) -> list[tuple[str, float]]:
     return [(name, value / total) for name, value in found]
 
 
+def located(spec: str) -> str:
+    """The same sources, wherever the command that names them runs: files and folders by their absolute paths.
+
+    >>> located("tfds:gsm8k:train"), located("missing.jsonl")
+    ('tfds:gsm8k:train', 'missing.jsonl')
+    """
+    if not spec:
+        return spec
+    if pathlib.Path(spec).exists():
+        return str(pathlib.Path(spec).resolve())
+    if "@" in spec:
+        parts = (word.rpartition("@") for word in spec.split(","))
+        return ",".join(f"{located(name)}{at}{weight}" for name, at, weight in parts)
+    kind = "tfds:" if spec.startswith("tfds:") else ""
+    name, colon, split = spec.removeprefix(kind).partition(":")
+    return f"{kind}{pathlib.Path(name).resolve()}{colon}{split}" if pathlib.Path(name).is_dir() else spec
+
+
 MOST_MIXED = 10_000_000  # rows of a mixture
 
 

@@ -50,9 +50,11 @@ from jaxrl_llm.train.methods.builders import make_batch_loss, make_estimate, wit
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
+from jaxrl_llm.train.packing import reads_layouts, takes
 from jaxrl_llm.train.plan import Plan, Referred, Stage, most_parts, referred, start, with_parked_optimiser
 from jaxrl_llm.train.skipped import NotFinite
-from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
+from jaxrl_llm.train.step import trained_part, with_trained
+from jaxrl_llm.types import Batch, Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
@@ -84,6 +86,16 @@ def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
     return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
 
+def beside_base(estimate: Callable[..., Batch]) -> Callable[..., Batch]:
+    """The same estimate where a state keeps the adapter alone of its reference: it has the base of the policy."""
+
+    def estimated(params, extras, trajectories, rewards):
+        whole = with_trained(params, referred(extras), lora_state.PART)
+        return estimate(params, extras | Referred(whole)._asdict(), trajectories, rewards)
+
+    return reads_layouts(estimated) if takes(estimate) else estimated
+
+
 def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None) -> Online:
     """The method of the flags; by default GRPO with clip-higher, dynamic filtering, a token mean and no KL."""
     prompts = len(tables.train)
@@ -94,6 +106,17 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
     schedule = method.learning_rate(settings, steps)
     score = share_prompts(settings.group_size, settings.max_new_tokens)
     estimated = with_collision(make_estimate) if method.needs_collision(settings) else make_estimate
+    estimate = estimated(
+        model.policy,
+        method.estimator(settings),
+        reduction=settings.reduction,
+        temperature=settings.temperature,
+        recompute_old=method.rescores(settings),
+        reference=referred if method.needs_reference(settings) else None,
+        keep=method.keep(settings, with_spread if settings.filter_groups else None),
+        row_extras=method.row_extras(settings),
+        shows=method.shown(settings),
+    )
     return Online(
         policy=model.policy,
         problems=tables.train_table,
@@ -110,17 +133,7 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
             greedy_last=method.needs_greedy(settings),
         ),
         score=lambda answers, trajectories: None,  # the host scores
-        estimate=estimated(
-            model.policy,
-            method.estimator(settings),
-            reduction=settings.reduction,
-            temperature=settings.temperature,
-            recompute_old=method.rescores(settings),
-            reference=referred if method.needs_reference(settings) else None,
-            keep=method.keep(settings, with_spread if settings.filter_groups else None),
-            row_extras=method.row_extras(settings),
-            shows=method.shown(settings),
-        ),
+        estimate=beside_base(estimate) if settings.lora and method.needs_reference(settings) else estimate,
         loss=make_batch_loss(
             model.policy,
             method.token_loss(settings, method.anchor(settings)),
@@ -218,8 +231,10 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
 
     def copied(params: Params) -> Params:
-        """As a reference needs it, which never trains; of an adapter the base is kept so already."""
-        narrow = params if settings.lora else as_used(model.config, params, jnp.dtype(settings.compute))
+        """As a reference needs it, which never trains; of an adapter the base is that of the policy."""
+        if settings.lora:
+            return jax.tree.map(jnp.copy, trained_part(params, lora_state.PART))
+        narrow = as_used(model.config, params, jnp.dtype(settings.compute))
         return jax.tree.map(lambda x, old: jnp.copy(x) if x.dtype == old.dtype else x, narrow, params)
 
     def extras(params: Params, key: Key) -> dict[str, Any]:

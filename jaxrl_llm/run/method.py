@@ -121,6 +121,8 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         make(settings)
     check_kinds(settings)
     check_drawn(settings)
+    if settings.reward:
+        own_reward(settings.reward)
 
 
 def check_kinds(settings: MethodSettings) -> None:

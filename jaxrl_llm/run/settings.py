@@ -7,6 +7,7 @@ import pathlib
 import time
 from typing import Literal
 
+from jaxrl_llm.data import sources
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
@@ -94,8 +95,8 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not (value > 0 and math.isfinite(value)):
             raise UserError(f"{flags.spell(name)} {value} must be positive and finite")
-    if not settings.most_gap >= 0:
-        raise UserError(f"--most-gap {settings.most_gap} must not be negative; 0 allows any")
+    if not 0 <= settings.most_gap < math.inf:
+        raise UserError(f"--most-gap {settings.most_gap} must be finite and not negative; 0 allows any")
     if settings.strict:
         check_strict(settings)
     sampling_of(settings)
@@ -182,19 +183,11 @@ def by_device(settings: Settings) -> bool:
 def located(settings: Settings) -> Settings:
     """Folders and files as absolute paths: a run is resumed from anywhere."""
     model = pathlib.Path(settings.model)
-
-    def file(name: str) -> str:
-        return (
-            str(pathlib.Path(name).resolve())
-            if name not in ("", *parts.TASKS) and pathlib.Path(name).is_file()
-            else name
-        )
-
     return dataclasses.replace(
         settings,
         model=str(model.resolve()) if model.is_dir() else settings.model,
-        data=file(settings.data),
-        eval_data=file(settings.eval_data),
+        data=sources.located(settings.data) if settings.data not in parts.TASKS else settings.data,
+        eval_data=sources.located(settings.eval_data) if settings.eval_data not in parts.TASKS else settings.eval_data,
     )
 
 

@@ -17,13 +17,14 @@ import pytest
 from jaxrl_llm import advantages, logprobs, losses
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.jobs import grpo
 from jaxrl_llm.jobs.grpo import build, cli, count_microbatches, opened
 from jaxrl_llm.losses import clipped_policy_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import method, named, options, parts
 from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train import online
-from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, stored_anchor, with_collision
+from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, score_tokens, stored_anchor, with_collision
 from jaxrl_llm.types import Batch, Rewards, TrainState, Trajectories
 from tests import close
 from tests.close import doubles, singles
@@ -444,7 +445,8 @@ def logged_kl(logp, ref_logp, mask):
         ({"overlong": "penalty"}, "needs a buffer"),
         ({"overlong": "penalty", "overlong_buffer": 99}, "exceeds --max-new-tokens 28"),
         ({"weight_decay": -1.0}, "--weight-decay -1.0"),
-        ({"reward": "nothing"}, None),
+        ({"reward": "nothing"}, "--reward nothing is no MODULE:FUNCTION"),
+        ({"reward": "nothing:at_all"}, "--reward nothing:at_all: No module named"),
         ({"loss": "a_star_po_loss"}, "give --no-filter-groups"),
         ({"loss": "a_star_po_loss", "value_samples": 0}, "--value-samples 0 must be at least 1"),
         ({"value_beta": 0.0}, "--value-beta 0.0 positive"),
@@ -500,10 +502,6 @@ def logged_kl(logp, ref_logp, mask):
     ],
 )
 def test_mistakes_are_named(changes, said):
-    if said is None:
-        with pytest.raises(UserError, match="is no MODULE:FUNCTION"):
-            method.own_reward(changes["reward"])
-        return
     with pytest.raises(UserError, match=said):
         check(of(**changes))
         method.check_computed(of(**changes))
@@ -539,6 +537,24 @@ def test_a_module_that_cannot_be_read_is_one_line(text, said, tmp_path, monkeypa
     (tmp_path / "mine_unread.py").write_text(text)
     with pytest.raises(UserError, match=f"--loss mine_unread:loss: {said}"):
         check(of(loss="mine_unread:loss"))
+
+
+def test_several_hosts_are_connected_before_anything_is_computed(monkeypatch):
+    """Whether a KL of one's own has a gradient is computed; the other checks only trace."""
+
+    def computed(*given):
+        raise AssertionError("a device was touched before the hosts were connected")
+
+    found = Settings(kl=f"{__name__}:logged_kl", kl_weight=0.1, hosts="auto")
+    with pytest.raises(UserError, match="it is a value to log"):
+        method.check_computed(found)
+    monkeypatch.setattr(method, "_is_flat", computed)
+    check(found)
+    connected = []
+    monkeypatch.setattr(grpo.hosts, "connect", connected.append)
+    with pytest.raises(AssertionError):
+        grpo.main(found)
+    assert connected == ["auto"]
 
 
 def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
@@ -623,3 +639,22 @@ def test_a_run_by_what_its_estimator_asks_for(words, tmp_path):
     assert cli([*TINY, *own, *words, "--out", str(tmp_path / "run")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["grad/norm"] > 0 for line in lines)
+
+
+def test_the_reference_of_an_adapter_is_kept_without_its_base():
+    """Neither the memory of a second base nor that of a checkpoint: what is scored is the model that was loaded."""
+    found = grpo.opened(of(lora=2, kl="k3_gradient_terms", kl_weight=0.1, data="chain", train_problems=32,
+                           eval_problems=8, prompts_per_step=2, group_size=2, max_new_tokens=6))  # fmt: skip
+    (stage,) = grpo.build(found, None).stages
+    params, ids = found.model.params, jnp.arange(2, dtype=jnp.int32)
+    kept = stage.extras(params, jax.random.key(0))
+    assert set(kept["reference"]) == {"lora"}
+    drawn = sample_keys(jax.random.key(1), 0, ids, 2)
+    table = found.tables.train_table
+    rows = jax.jit(stage.method.rollout)(params, table.tokens[:2], table.valid[:2], drawn, ids)
+    moved = params | {"lora": jax.tree.map(lambda x: x + 0.1, params["lora"])}
+    rewards = Rewards(jnp.asarray([1.0, 0.0, 0.0, 1.0]), jnp.ones((4,), bool))
+    batch = jax.jit(stage.method.estimate)(moved, kept, rows, rewards)
+    wanted, _ = score_tokens(found.model.policy, params, rows)
+    sums = close.forward_sums(found.model.config, rows.tokens.shape[1])
+    close.assert_same_sums(*(jnp.where(rows.mask, x, 0.0) for x in (batch.ref_logp, wanted)), sums)
