@@ -1,5 +1,6 @@
 """Compiled programs kept between runs: the second start of a command loads what the first one compiled."""
 
+import errno
 import hashlib
 import importlib.metadata
 import os
@@ -48,7 +49,10 @@ def key() -> str:
 def home() -> pathlib.Path:
     """The user's cache folder: ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    return (pathlib.Path(given) if given else pathlib.Path.home() / ".cache") / "jaxrl_llm" / "compiled"
+    try:
+        return (pathlib.Path(given) if given else pathlib.Path.home() / ".cache") / "jaxrl_llm" / "compiled"
+    except RuntimeError as error:  # a user without a name, as in containers, and no HOME
+        raise FileNotFoundError(errno.ENOENT, "there is no home folder") from error
 
 
 def _entries(folder: pathlib.Path) -> Iterator[tuple[float, int, pathlib.Path]]:
@@ -90,9 +94,10 @@ def enable(wanted: bool = True, *, folder: pathlib.Path | None = None) -> pathli
         return None
     if given := jax.config.jax_compilation_cache_dir:
         return pathlib.Path(given)
-    root = home() if folder is None else folder
-    place = root / key()
+    place = pathlib.Path("~/.cache")
     try:
+        root = home() if folder is None else folder
+        place = root / key()
         root.mkdir(parents=True, exist_ok=True)
         place.mkdir(mode=0o700, exist_ok=True)
         found = place.stat()

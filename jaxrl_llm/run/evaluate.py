@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
@@ -54,7 +55,7 @@ def summarize(value: np.ndarray, valid: np.ndarray) -> tuple[Interval, Interval]
     right = np.where(valid, value > 0.5, False).sum(1)
     whole = valid.all(1)
     if not judged.any():
-        raise ValueError("no sample has a valid verdict; the verifier failed on all of them")
+        raise UserError("no sample has a valid verdict; the verifier failed on all of them")
     samples = value.shape[1]
     at_k = Interval(np.nan, np.nan, np.nan, 0)
     if whole.any():

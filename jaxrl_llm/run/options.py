@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
+from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, lora_state, parts
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods import prefixes
@@ -108,6 +110,21 @@ def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
         None if settings.top_p == 1 else settings.top_p, settings.top_k or None, settings.min_p or None,
         settings.slots, settings.cache_stages, settings.row_stages, settings.rollout_weights,
     )  # fmt: skip
+
+
+def sized(settings: Any, words: Sequence[str], names: Sequence[str]) -> tuple[Any, str]:
+    """The settings with what a model of one's own takes by its size, of ``names``, where no flag says it; a line on it.
+
+    Of a bundled model, or where every one is given, the settings as they are and no line.
+    """
+    values, size = presets.for_model(settings.model)
+    flagged = {word.partition("=")[0].replace("_", "-") for word in words}
+    taken = {name: values[name] for name in names if name in values and flags.spell(name) not in flagged}
+    if not taken:
+        return settings, ""
+    shown = " ".join(f"{flags.spell(name)} {value}" for name, value in taken.items())
+    told = f"{settings.model}: {size:,} parameters; for this size, where no flag says otherwise: {shown}"
+    return dataclasses.replace(settings, **taken), told
 
 
 def keeps_narrow(settings: Any, *, trains: bool = True) -> bool:

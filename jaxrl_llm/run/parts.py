@@ -274,21 +274,26 @@ def gym_problems(data: str, *, train: int, heldout: int, seed: int) -> tuple[lis
     Raises:
       UserError: as ``verifiers.gym.problems``, or where the family has no other problems than the held-out ones.
     """
-    family = data.removeprefix(GYM)
-
-    def drawn(n: int, seed: int) -> list[Problem]:
-        found = gym.problems(family, n, seed)
-        return [
-            Problem(family, prompt, solution or "", answer, 0, prompt)
-            for prompt, solution, answer in zip(found.prompts, found.solutions, found.answers, strict=True)
-        ]
-
-    held = drawn(heldout, 1)
+    held = _gym_drawn(data, heldout, 1)
     measured = {problem.identity for problem in held}
-    rows = [problem for problem in drawn(train, seed + 2) if problem.identity not in measured]
+    rows = [problem for problem in _gym_drawn(data, train, seed + 2) if problem.identity not in measured]
     if not rows:
         raise UserError(f"--data {data}: all {train} problems drawn are held-out ones; lower --eval-problems")
     return rows, held
+
+
+def gym_heldout(data: str, *, most: int, verifier: str = "") -> tuple[list[Problem], Verifier]:
+    """So many held-out problems of ``reasoning_gym:FAMILY``, those of ``gym_problems``, and what judges them."""
+    return _gym_drawn(data, most, 1), VERIFIERS[verifier] if verifier else gym.verify
+
+
+def _gym_drawn(data: str, count: int, seed: int) -> list[Problem]:
+    family = data.removeprefix(GYM)
+    found = gym.problems(family, count, seed)
+    return [
+        Problem(family, prompt, solution or "", answer, 0, prompt)
+        for prompt, solution, answer in zip(found.prompts, found.solutions, found.answers, strict=True)
+    ]
 
 
 def apart_from(rows: Sequence[Problem], evaluated: Sequence[Problem], data: str) -> list[Problem]:
@@ -318,7 +323,12 @@ def load_evaluated(
     if data in TASKS:
         _, held, verify = load_problems(data, train=1, heldout=most, seed=0)
         return held, verify
-    rows = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
+    if data.startswith(GYM):
+        return gym_heldout(data, most=most, verifier=verifier)
+    try:
+        rows = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
+    except UserError as error:
+        raise type(error)(str(error).replace("--data ", "--eval-data ", 1)) from error
     if len(rows) > most:
         warnings.warn(f"--eval-problems {most}: the first of {len(rows)} rows of {data} are measured on", stacklevel=2)
     return rows[:most], VERIFIERS[verifier or formats.FORMATS[layout].verifier]

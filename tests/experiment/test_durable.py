@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -270,6 +271,20 @@ def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):
     run(tmp_path, trackers=("tensorboard", "wandb"))
     assert list((tmp_path / "seed_0" / "tensorboard").glob("events*"))
     assert list((tmp_path / "seed_0" / "wandb").glob("offline-run*"))
+
+
+def test_a_run_has_an_identity_of_its_own_for_its_tracker(tmp_path, monkeypatch):
+    """Folders of the same name are other runs, whose figures the service would take for those of one."""
+    begun = []
+    service = SimpleNamespace(init=lambda **said: begun.append(said) or SimpleNamespace(finish=lambda: None))
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    folders = [tmp_path / place / "runs" / "grpo" / "seed_0" for place in ("here", "there")]
+    for folder in (*folders, folders[0]):
+        folder.mkdir(parents=True, exist_ok=True)
+        track.open_trackers(("wandb",), folder).close()
+    names, ids = [x["name"] for x in begun], [x["id"] for x in begun]
+    assert names == ["runs-grpo-seed_0"] * 3
+    assert ids[0] == ids[2] != ids[1] and all(x.isalnum() for x in ids)
 
 
 def test_an_unknown_tracker_is_one_line():

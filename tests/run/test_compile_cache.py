@@ -145,6 +145,17 @@ def test_a_folder_that_others_may_write_is_not_trusted(config, tmp_path, capsys,
     assert config.jax_compilation_cache_dir is None
 
 
+def test_a_user_without_a_home_keeps_nothing_and_is_told(config, capsys, monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(compile_cache.pathlib.Path, "home", none)
+    config.update("jax_compilation_cache_dir", None)
+    assert compile_cache.enable() is None
+    assert capsys.readouterr().err.startswith("note: compiled programs are not kept: ~/.cache: there is no home folder")
+
+
 def test_the_oldest_entries_go_first(tmp_path):
     now = time.time()
     for k in range(6):

@@ -2,11 +2,15 @@
 
 import io
 import json
+import math
 
 import numpy as np
 import pytest
 
 from jaxrl_llm.__main__ import main
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.planning import presets
+from jaxrl_llm.run import parts
 from jaxrl_llm.run.commands import chat, evaluate_model
 from tests.close import doubles
 from tests.models_for_tests import byte_model
@@ -71,12 +75,50 @@ def test_mistakes_are_one_line(words, said, capsys):
         (["--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["--seed", "4294967296"], "--seed 4294967296 must be below 2**32"),
         (["--lora", "8"], "--lora 8 is of training: give it to jaxrl train, or drop --lora"),
+        (["--system", "be brief"], "--system 'be brief' is a message for a chat template, and --model nano has none"),
     ],
 )
 def test_mistakes_of_a_talk_are_said_before_it_begins(words, said, capsys):
     assert main(["chat", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.strip().count("\n") == 0
+
+
+def test_what_no_flag_says_is_taken_by_the_size_of_the_model(tmp_path, capsys, monkeypatch):
+    """As in training: a model of one's own is not cut at the 28 tokens of the bundled ones."""
+    byte_model(tmp_path, max_positions=96)
+    monkeypatch.setattr(presets, "PRESETS", (presets.Preset(math.inf, 1e-4, 33, "bfloat16", False),))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1?", "answer": "1"}))
+    seen = []
+    monkeypatch.setattr(
+        evaluate_model, "evaluate", lambda settings: seen.append(settings) or ({}, [{"truncated": [False]}])
+    )
+    words = ["--model", str(tmp_path), "--data", str(tmp_path / "rows.jsonl")]
+    assert main(["eval", *words]) == 0 and main(["eval", *words, "--max-new-tokens=4"]) == 0 and main(["eval"]) == 0
+    assert [(x.max_new_tokens, x.compute) for x in seen] == [(33, "bfloat16"), (4, "bfloat16"), (28, "float32")]
+    said = capsys.readouterr().out
+    assert "where no flag says otherwise: --max-new-tokens 33 --compute bfloat16\n" in said
+    assert "where no flag says otherwise: --compute bfloat16\n" in said and said.count("no flag says") == 2
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_answers_of_a_talk_are_as_long_as_the_model_has_them(told, tmp_path, capsys, monkeypatch):
+    byte_model(tmp_path, max_positions=400)
+    monkeypatch.setattr(presets, "PRESETS", (presets.Preset(math.inf, 1e-4, 65 if told else 28, "float32", False),))
+    seen = []
+    monkeypatch.setattr(chat, "make_answer", lambda settings: seen.append(settings.max_new_tokens) or str)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", "--model", str(tmp_path)]) == 0 and seen == [65 if told else 64]
+    assert ("--max-new-tokens 65" in capsys.readouterr().err) == told
+
+
+def test_problems_of_reasoning_gym_are_those_that_training_holds_out():
+    data = "reasoning_gym:basic_arithmetic"
+    _, held, verify = parts.load_problems(data, train=4, heldout=3, seed=5)
+    assert evaluate_model.asked(evaluate_model.Settings(data=data, problems=3)) == (held, verify)
+    assert parts.load_evaluated(data, most=3, layout="plain") == (held, verify)
+    with pytest.raises(UserError, match="^--eval-data missing.jsonl does not exist"):
+        parts.load_evaluated("missing.jsonl", most=3, layout="plain")
 
 
 def test_a_talk_keeps_what_was_said(capsys):

@@ -16,6 +16,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import compile_cache, flags, options, parts
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 
+OF_SIZE = ("max_new_tokens", "compute")  # what a model of one's own takes by its size where no flag says it
 STEP = 64  # columns of a prompt: so few programs are compiled, whatever is said
 
 
@@ -23,7 +24,7 @@ STEP = 64  # columns of a prompt: so few programs are compiled, whatever is said
 class Settings(SamplingSettings, ModelSettings):
     """Which model, and how its answers are sampled."""
 
-    max_new_tokens: int = 64
+    max_new_tokens: int = 64  # of a bundled model; of a larger one of your own by its size, as in training
     seed: int = 0
     system: str = ""  # the system's message, where the model has a chat template
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
@@ -39,9 +40,13 @@ def make_answer(settings: Any, model: parts.Model | None = None) -> Callable[...
     Raises:
       UserError: for a model that does not load; ``answer``, where the messages leave no room for a response.
     """
+    sampling = options.sampling_of(settings)._asdict()
     model = options.open_model(settings, trains=False) if model is None else model
-    rollout = jax.jit(parts.make_rollout(model, group_size=1, **options.sampling_of(settings)._asdict()))
+    rollout = jax.jit(parts.make_rollout(model, group_size=1, **sampling))
     template = model.tokenizer.chat_template is not None
+    if not template and (system := getattr(settings, "system", "")):
+        raise UserError(f"--system {system!r} is a message for a chat template, and --model {settings.model} has none; "
+                        "drop it")  # fmt: skip
 
     def answer(messages: list[dict[str, str]], draw: int = 0) -> str:
         prompt = messages if template else messages[-1]["content"]
@@ -93,10 +98,15 @@ def talk(answer: Callable[[list[dict[str, str]]], str], lines: Iterable[str], sy
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     try:
-        settings = flags.read(Settings, sys.argv[1:] if arguments is None else arguments, prog="jaxrl chat")
+        words = sys.argv[1:] if arguments is None else arguments
+        settings = flags.read(Settings, words, prog="jaxrl chat")
         flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
         flags.check_seed(settings.seed)
         compile_cache.enable(settings.compile_cache)
+        wider, told = options.sized(settings, words, OF_SIZE)
+        if wider.max_new_tokens > settings.max_new_tokens:
+            settings = wider
+            print(told, file=sys.stderr, flush=True)
         answer = make_answer(settings)
         if sys.stdin.isatty():
             print(f"{settings.model}: a line a message, an empty one ends", flush=True)

@@ -28,13 +28,15 @@ from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers.verdict import Verifier
 
 CHUNK = 64  # problems in one compiled call
+OF_SIZE = ("max_new_tokens", "compute")  # what a model of one's own takes by its size where no flag says it
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(SamplingSettings, ModelSettings):
     """Which model on which problems, and how often each is tried."""
 
-    data: str = "countdown"  # countdown, chain (held-out problems), or a source of rows, all of which are problems
+    # countdown, chain, reasoning_gym:FAMILY (held-out problems), or a source of rows, all of which are problems
+    data: str = "countdown"
     format: parts.Format = "plain"  # the columns of a file; see data.formats
     verifier: parts.VerifierName = ""  # empty: that of the format
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
@@ -42,7 +44,7 @@ class Settings(SamplingSettings, ModelSettings):
     samples: int = 4  # of every problem
     seed: int = 0
     bad_rows: int = 0
-    max_new_tokens: int = 28
+    max_new_tokens: int = 28  # of a bundled model; of a model of your own by its size, as in training
     out: str = ""  # a file for the figures and one line a problem; empty: eval.json beside the model, or none
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
 
@@ -59,6 +61,9 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
             layout=settings.format, bad_rows=settings.bad_rows,
         )  # fmt: skip
         return held, verify
+    if settings.data.startswith(parts.GYM):
+        parts.check_generated(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
+        return parts.gym_heldout(settings.data, most=settings.problems or 256, verifier=settings.verifier)
     found, bad = formats.read_problems(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
     for row in bad[:10]:
         print(f"{settings.data}: left out {row.where}: {row.reason}", flush=True)
@@ -104,6 +109,7 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
         raise UserError(
             f"--samples {settings.samples} must be at least 1 and --problems {settings.problems} at least 0"
         )
+    sampling = options.sampling_of(settings)._asdict()
     problems, verify = asked(settings)
     model = options.open_model(settings, trains=False)
     table = problem_tables.encode_problems(
@@ -113,7 +119,6 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
     if columns > model.config.max_positions:
         raise UserError(f"prompt and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's "
                         f"context has {model.config.max_positions}; lower it")  # fmt: skip
-    sampling = options.sampling_of(settings)._asdict()
     rollout = jax.jit(parts.split_rows(parts.make_rollout(model, group_size=settings.samples, **sampling), model.mesh))
     lines, key, chunk = [], jax.random.key(settings.seed), min(CHUNK, len(problems))
     with ExitStack() as stack:
@@ -188,7 +193,10 @@ def cli(arguments: list[str] | None = None) -> int:
         compile_cache.enable(settings.compile_cache)
         models = folders(settings.model)
         for model, target in zip(models, targets(settings, models), strict=True):
-            found, lines = evaluate(dataclasses.replace(settings, model=model))
+            of_model, told = options.sized(dataclasses.replace(settings, model=model), words, OF_SIZE)
+            if told:
+                print(told, flush=True)
+            found, lines = evaluate(of_model)
             print(f"{model} on {settings.data}: {len(lines)} problems x {settings.samples} samples, 95 % intervals")
             for name, interval in found.items():
                 print(f"  {name:8s} {interval}")

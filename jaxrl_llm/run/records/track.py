@@ -2,12 +2,14 @@
 
 import html
 import pathlib
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
 
 KNOWN = ("tensorboard", "wandb")
+WANDB_ID = "wandb_id"  # file of a run's folder
 
 
 class Tracker(NamedTuple):
@@ -69,11 +71,16 @@ def _tensorboard(folder: pathlib.Path, begin: int) -> Tracker:
 def _wandb(folder: pathlib.Path, begin: int) -> Tracker:
     import wandb
 
-    # the folder names the run, so that one that goes on is the same one there; WANDB_MODE=offline sends nothing
-    identity = "-".join(folder.resolve().parts[-3:]).replace(".", "_")[-120:]
+    # the folder holds the identity of its run, so that one that goes on is the same one there, and another one of a
+    # folder of the same name is another; WANDB_MODE=offline sends nothing
+    known = folder / WANDB_ID
+    if not known.is_file():
+        known.write_text(secrets.token_hex(8))
+    name = "-".join(folder.resolve().parts[-3:])[-120:]
     run = wandb.init(
-        project="jaxrl_llm", id=identity, name=identity, dir=str(folder), resume="allow", reinit="create_new"
-    )
+        project="jaxrl_llm", id=known.read_text().strip(), name=name, dir=str(folder), resume="allow",
+        reinit="create_new",
+    )  # fmt: skip
 
     def write(step: int, values: dict[str, Any]) -> None:
         run.log(_numbers(values), step=step)
