@@ -22,7 +22,7 @@
 #
 # Submit from the checkout, where .venv must exist on the shared file system (bash launch/quickstart.sh --help makes
 # it). A worker that ends with its own error ends the job: its number and exit code are in the log. The same `submit`
-# again resumes the run in --out.
+# again resumes the run in --out; more --steps, say, count then, and what a run cannot change is named.
 #
 #   bash launch/slurm.sh submit --nodes 4 --time 12:00:00 -- --model /shared/Qwen3-1.7B --data gsm8k.jsonl
 #   bash launch/slurm.sh submit --nodes 4 -- run dr_grpo --model /shared/Qwen3-1.7B --data gsm8k.jsonl --lora 16
@@ -71,7 +71,7 @@ allocation() {
         exit 75
     fi
     words=(--out "$out" "$@")
-    case "${command[*]}" in '' | train) if [ -e "$out/settings.json" ]; then words=(--resume "$out"); fi ;; esac
+    case "${command[*]}" in '' | train) if [ -e "$out/settings.json" ]; then words=(--resume "$out" "$@"); fi ;; esac
     words=("${command[@]}" --hosts auto "${words[@]}")
     echo "launch: start ${SLURM_RESTART_COUNT:-0}: python -m jaxrl_llm $(printf '%q ' "${words[@]}")"
     srun --label --kill-on-bad-exit=1 bash -c "$TASK" worker .venv/bin/python -m jaxrl_llm "${words[@]}" &

@@ -22,7 +22,7 @@
 #   --dry-run                print the commands, run nothing
 #
 # A worker that ends with its own error stops the job: its number and exit code are reported, nothing is restarted.
-# The same `run` again resumes the run in --out.
+# The same `run` again resumes the run in --out; more --steps, say, count then, and what a run cannot change is named.
 #
 #   bash launch/ssh.sh run --machines gpu0,gpu1 --out /shared/run1 -- --model /shared/Qwen3-0.6B --data /shared/d.jsonl
 set -euo pipefail

@@ -32,7 +32,7 @@
 #   --dry-run                print the commands, run nothing
 #
 # A worker that ends with its own error stops the job: its number and exit code are reported, nothing is restarted.
-# The same `run` again resumes the run in --out.
+# The same `run` again resumes the run in --out; more --steps, say, count then, and what a run cannot change is named.
 #
 #   bash launch/tpu_vm.sh up --name rl --zone us-west4-a --type v5litepod-16 --spot --bucket my-runs -- \
 #       --model bucket/Qwen3-0.6B --data bucket/gsm8k.jsonl --mesh fsdp=16 --steps 500

@@ -241,7 +241,8 @@ supervise() {
     local restarts=0 arguments
     trap 'say "stopping the job; the same command resumes it"; stop_all; exit 130' INT TERM
     while true; do
-        if has_run; then arguments=(--resume "$OUT"); else arguments=(--out "$OUT" "${JOB[@]}"); fi
+        # a run that goes on is told the same: what has changed is taken over or refused, not overheard
+        if has_run; then arguments=(--resume "$OUT" "${JOB[@]}"); else arguments=(--out "$OUT" "${JOB[@]}"); fi
         say "starting $COUNT workers: python -m jaxrl_llm $(words "${COMMAND[@]}" "${arguments[@]}")"
         if run_workers start "${arguments[@]}"; then return 0; fi
         if [ "$FAILED_CODE" = 2 ]; then give_up 2 "worker $FAILED_WORKER refused its arguments (exit code 2)"; fi

@@ -173,7 +173,7 @@ def test_a_preempted_vm_is_made_again_and_the_run_resumed(fake):
     words = [c.split()[0] for c in calls if c.split()[0] in ("create", "delete")]
     assert words == ["create", "delete", "create", "delete"]
     assert starts(calls)[:2] == ["--hosts auto --out bucket/rl --steps 3"] * 2
-    assert starts(calls)[2:] == ["--hosts auto --resume bucket/rl"] * 2
+    assert starts(calls)[2:] == ["--hosts auto --resume bucket/rl --steps 3"] * 2
     assert "rl is PREEMPTED" in said and "restart 1 of 10" in said
 
 
@@ -213,7 +213,7 @@ def test_a_lost_connection_is_no_failure_of_the_job(fake):
     code, said, calls = launch(fake, f"tpu_vm.sh up {TPU} -- --steps 3")
     assert code == 0, said
     assert sum(c.startswith("create") for c in calls) == 1
-    assert starts(calls)[2:] == ["--hosts auto --resume bucket/rl"] * 2
+    assert starts(calls)[2:] == ["--hosts auto --resume bucket/rl --steps 3"] * 2
 
 
 def test_several_hosts_need_a_shared_run_folder(fake):
@@ -241,7 +241,7 @@ def test_machines_are_set_up_and_run_by_ssh(fake):
     assert code == 0, said
     assert sorted(starts(calls)) == [f"--hosts a:8476,2,{i} {out} --steps 3" for i in (0, 1)]
     code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")  # the same again resumes
-    assert code == 0 and sorted(starts(calls)[2:])[0] == f"--hosts a:8476,2,0 --resume {fake}/shared/run"
+    assert code == 0 and sorted(starts(calls)[2:])[0] == f"--hosts a:8476,2,0 --resume {fake}/shared/run --steps 3"
 
 
 def test_a_run_is_resumed_though_the_first_connection_breaks(fake):
@@ -251,7 +251,7 @@ def test_a_run_is_resumed_though_the_first_connection_breaks(fake):
     (fake / "drops.a").touch()
     code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
     assert code == 0 and "try 1 of 5 ended with code 255" in said
-    assert sorted(starts(calls)[2:]) == [f"--hosts a:8476,2,{i} --resume {fake}/shared/run" for i in (0, 1)]
+    assert sorted(starts(calls)[2:]) == [f"--hosts a:8476,2,{i} --resume {fake}/shared/run --steps 3" for i in (0, 1)]
     (fake / "down.a").touch()
     code, said, _ = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
     assert (
@@ -339,7 +339,7 @@ def test_a_slurm_job_runs_one_process_a_node(fake):
         assert word in calls[0]
     assert starts(calls) == ["--hosts auto --out runs/slurm-jaxrl_llm --steps 3"] * 2
     _, _, calls = _slurm(fake, "submit --nodes 2 -- --steps 3")
-    assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm"] * 2
+    assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm --steps 3"] * 2
 
 
 def test_slurm_starts_an_experiment(fake):
@@ -368,7 +368,7 @@ def test_the_time_limit_saves_requeues_and_resumes(fake):
     assert code == 0, log
     assert "scontrol requeue 7" in calls
     assert (fake / "saved.0").exists() and (fake / "saved.1").exists()
-    assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm"] * 2
+    assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm --steps 3"] * 2
 
 
 def test_slurm_restarts_are_bounded(fake):

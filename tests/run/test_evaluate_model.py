@@ -121,6 +121,18 @@ def test_problems_of_reasoning_gym_are_those_that_training_holds_out():
         parts.load_evaluated("missing.jsonl", most=3, layout="plain")
 
 
+def test_rows_that_a_mixture_repeats_are_measured_once(tmp_path, capsys):
+    for name, count in (("a", 6), ("b", 2)):
+        lines = [json.dumps({"prompt": f"{name}{k}?", "answer": str(k)}) for k in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    data = f"{tmp_path}/a.jsonl@0.5,{tmp_path}/b.jsonl@0.5"
+    found, _ = evaluate_model.asked(evaluate_model.Settings(data=data))
+    assert [row.prompt for row in found] == ["a0?", "a1?", "a2?", "a3?", "a4?", "a5?", "b0?", "b1?"]
+    assert parts.load_evaluated(data, most=99, layout="plain")[0] == found and capsys.readouterr().out == ""
+    assert len(evaluate_model.asked(evaluate_model.Settings(data=data, problems=3))[0]) == 3
+    assert capsys.readouterr().out.startswith("the first 3 of 8 rows of ")
+
+
 def test_a_talk_keeps_what_was_said(capsys):
     seen = []
 

@@ -68,7 +68,12 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
     for row in bad[:10]:
         print(f"{settings.data}: left out {row.where}: {row.reason}", flush=True)
     verify = parts.VERIFIERS[settings.verifier or formats.FORMATS[settings.format].verifier]
-    return found[: settings.problems or None], verify
+    rows = parts.once(found)
+    if 0 < settings.problems < len(rows):
+        print(
+            f"the first {settings.problems} of {len(rows)} rows of {settings.data}; --problems 0 takes all", flush=True
+        )
+    return rows[: settings.problems or None], verify
 
 
 def majority(texts: list[str], value: np.ndarray, valid: np.ndarray) -> float:
