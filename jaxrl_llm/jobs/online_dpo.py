@@ -35,11 +35,12 @@ from jaxrl_llm.jobs.dpo import REFERENCE, Summed
 from jaxrl_llm.jobs.scoring import DrawnSettings, judged, with_reward
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.mixture import mixture_policy
-from jaxrl_llm.run import bench, flags, named
+from jaxrl_llm.run import bench, flags, lora_state, named
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Plan, Referred, referred
+from jaxrl_llm.train.step import trained_part, with_trained
 from jaxrl_llm.types import Batch, PairTerms, Params, Rewards, TokenTerms, Trajectories, declared
 
 POLICY = "policy"
@@ -391,14 +392,20 @@ def make_loss(settings: Settings, method: Method, policy: Any, reference: Params
 # the plan
 
 
-def make_remember(every: int) -> Callable[..., dict[str, Any]] | None:
+def reference_of(params: Params, extras: dict[str, Any], part: str) -> Params:
+    """The reference of a state, of which beside an adapter ``part`` alone is kept: the base never trains."""
+    return with_trained(params, referred(extras), part)
+
+
+def make_remember(every: int, part: str = "") -> Callable[..., dict[str, Any]] | None:
     """The ``remember`` slot: the policy becomes the reference every so many steps."""
     if not every:
         return None
 
     def remember(state, batch, trajectories, rewards):
         now = state.step % every == 0
-        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, referred(state.extras))
+        current = trained_part(state.params, part)
+        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), current, referred(state.extras))
         return state.extras | Referred(kept)._asdict()
 
     return remember
@@ -410,6 +417,7 @@ def build(settings: Settings) -> Plan:
     found, measure = with_reward(settings, recipes.bench(settings))
     second = judged(settings, found, settings.judge, "--judge")[2] if settings.judge else None
     policy, size = found.model.policy, settings.group_size
+    part = lora_state.PART if settings.lora else ""
 
     def nothing(trajectories, rewards):
         return jnp.zeros(trajectories.mask.shape, jnp.float32)
@@ -432,7 +440,8 @@ def build(settings: Settings) -> Plan:
 
     def estimate(params, extras, trajectories, rewards):
         kept = kept_rows(method, settings, rewards)
-        return estimated(params, extras, trajectories, rewards)._replace(total=counted(method, size, kept))
+        seen = extras | Referred(reference_of(params, extras, part))._asdict()
+        return estimated(params, seen, trajectories, rewards)._replace(total=counted(method, size, kept))
 
     online = recipes.make_online(
         settings,
@@ -441,14 +450,16 @@ def build(settings: Settings) -> Plan:
         loss=make_loss(settings, method, policy, found.model.params),
         tx=adamw(settings, settings.steps),
         rollout=paired_rollout(settings, found, method.partner),
-        actor=lambda state: {POLICY: state.params, REFERENCE: referred(state.extras)},
-        remember=make_remember(settings.new_reference),
+        actor=lambda state: {POLICY: state.params, REFERENCE: reference_of(state.params, state.extras, part)},
+        remember=make_remember(settings.new_reference, part),
         max_grad_norm=settings.max_grad_norm or None,
         whole_batch=WHOLE if method.kind == "single" or "levels" in method.wanted else "",
     )
-    plan = recipes.one_stage(
-        settings, found, online, extras=lambda params, key: Referred(jax.tree.map(jnp.copy, params))._asdict()
-    )
+
+    def extras(params, key):
+        return Referred(jax.tree.map(jnp.copy, trained_part(params, part)))._asdict()
+
+    plan = recipes.one_stage(settings, found, online, extras=extras)
     return plan._replace(on_host=True, measure=measure or plan.measure)
 
 

@@ -1,5 +1,7 @@
 """Preferences that are drawn while the policy trains: who draws what, what is made of the rewards, runs that go on."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,22 @@ def test_two_steps(words, tmp_path):
     found = run(tmp_path, "--loss", *words)
     assert found.updates == 2 and np.isfinite(found.metrics["loss/total"]).all()
     assert found.metrics["grad/norm"][0] > 0 and found.metrics["preferences/kept"][0] > 0
+
+
+def test_the_reference_of_an_adapter_has_the_base_of_the_policy():
+    """Neither memory nor checkpoints hold the base twice."""
+    settings = online_dpo.Settings(**online_dpo.EMBEDDED | {"model": "nano", "lora": 2, "loss": "xpo_loss"})
+    plan = online_dpo.build(settings)
+    params, (stage,) = plan.init(jax.random.key(0)), plan.stages
+    kept = stage.extras(params, jax.random.key(0))
+    assert set(kept["reference"]) == {"lora"}
+    moved = params | {"lora": jax.tree.map(lambda x: x + 1.0, params["lora"])}
+    state = SimpleNamespace(params=moved, extras=kept, step=jnp.int32(4))
+    both = stage.method.actor(state)
+    assert both["policy"] is moved and both["reference"]["base"] is moved["base"]
+    jax.tree.map(np.testing.assert_array_equal, both["reference"]["lora"], params["lora"])
+    renewed = online_dpo.make_remember(4, "lora")(state, None, None, None)
+    jax.tree.map(np.testing.assert_array_equal, renewed["reference"], {"lora": moved["lora"]})
 
 
 @pytest.mark.slow
