@@ -491,10 +491,10 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     options, base, given = parse(tasks.with_rows(module), arguments)
     check_options(options, arguments)
     check_model(base, given)
-    module, base = tasks.over_rows(module, base, given)
-    hosts.connect(options.hosts)
+    hosts.connect(options.hosts)  # before rows of one's own are opened: their model touches the devices
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")
+    module, base = tasks.over_rows(module, base, given)
     compile_cache.enable(options.compile_cache)
     if options.record:
         base = standard.widened(base, given)

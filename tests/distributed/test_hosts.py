@@ -183,3 +183,20 @@ def test_a_paper_on_two_hosts_is_the_paper_on_one(tmp_path):
     for name in mine:
         np.testing.assert_allclose(theirs[name], mine[name], rtol=0, atol=close.adam_reach(1e-6, 3), err_msg=name)
     assert (tmp_path / "both" / "results.json").is_file()
+
+
+@pytest.mark.slow
+def test_rows_of_ones_own_are_opened_behind_the_meeting_of_the_hosts(tmp_path):
+    """Their model touches the devices, after which no process can join the others."""
+    byte_model(tmp_path, "qwen2", max_positions=300)
+    rows = [{"prompt": f"{k} + 1?", "chosen": f"{k + 1}", "rejected": "no"} for k in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = ["--model", str(tmp_path), "--data", str(tmp_path / "rows.jsonl"), "--plan", "--arm", "dpo"]
+    with (tmp_path / "log").open("w+") as log:
+        alone = _start([*job, "--hosts", f"127.0.0.1:{port},1,0"], 2, log, module="experiments.preference.rpo")
+        _finish([alone], [log])
+        log.seek(0)
+        assert "'mesh': 'data=2'" in log.read()
