@@ -85,7 +85,7 @@ def rollout_sizes(config: ModelConfig, chips: int) -> list[Sizes]:
     ]
 
 
-def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number, kernels: bool) -> Iterator[Work]:
+def _parts(config: ModelConfig, sizes: Sizes, work: Work, room: Number, kernels: bool) -> Iterator[Work]:
     """For keeping and for recomputing activations: the fewest parts of the batch that fit; the most where none does.
 
     Parts of rows in a layout hold whole groups.
@@ -96,7 +96,7 @@ def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number, kernels
             for n in divisors(work.rows)
             if work.rows // n % sizes.rows == 0 and (work.planner is None or work.rows // n % work.group == 0)
         ]
-        fitting = (w for w in tried if estimate.update(config, sizes, w, kernels).peak <= limit)
+        fitting = (w for w in tried if estimate.update(config, sizes, w, kernels).peak <= room)
         if tried:
             yield next(fitting, tried[-1])
 
@@ -134,10 +134,10 @@ def plans(
     if topology.chip.platform == "gpu":
         work = dataclasses.replace(work, scored=caches.ON_GPU.scored)
     for sizes in [train] if train else train_sizes(config, topology.chips, work.length):
-        resident = sum(estimate.of_the_loop(config, sizes, {"decode": 0.0}, work).values())
-        for parts in _parts(config, sizes, work, limit, kernels):
+        beside = estimate.of_the_loop(config, sizes, {"decode": 0.0, "update": 0.0}, work)
+        for parts in _parts(config, sizes, work, limit - beside["update"], kernels):
             for sampling in [rollout] if rollout else rollout_sizes(config, topology.chips):
-                chosen = _waves(config, sampling, parts, limit - resident, kernels)
+                chosen = _waves(config, sampling, parts, limit - beside["decode"], kernels)
                 if chosen is None:
                     continue
                 alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen, kernels).items()}

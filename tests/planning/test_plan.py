@@ -243,6 +243,18 @@ def test_the_search_prefers_what_fits_and_then_the_quickest():
     assert large[0].peak > V5E.chip.hbm and large[0].peak == min(plan.peak for plan in large)
 
 
+def test_parts_of_the_batch_leave_room_for_the_reference():
+    """The frozen copy lies beside the update, too: more parts, and another mesh, are then the quickest that fit."""
+    work = Work(512, 1536, 128, 128, group=8, scores=1)
+    found = search.plans(shapes.shape_of("Qwen3-8B"), chips.parse("v5e:4x4"), work)[0]
+    assert (found.train, found.work.microbatches, found.work.remat) == (Sizes(fsdp=16), 8, True)
+    assert found.peak <= chips.parse("v5e:4x4").chip.hbm * search.MARGIN
+    small = search.plans(shapes.shape_of("Qwen3-1.7B"), chips.parse("v5e:2x2"), work)
+    alone = search.plans(shapes.shape_of("Qwen3-1.7B"), chips.parse("v5e:2x2"), dataclasses.replace(work, scores=0))
+    limit = chips.parse("v5e:2x2").chip.hbm * search.MARGIN
+    assert sum(p.peak <= limit for p in small) == sum(p.peak <= limit for p in alone) == 18
+
+
 def test_memory_of_a_plan_by_the_compilers_buffers(capsys, monkeypatch):
     monkeypatch.setattr(compiled, "available", lambda: True)
     monkeypatch.setattr(compiled, "devices", lambda topology: [None])
