@@ -126,18 +126,22 @@ def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key
     )
 
     def measured(params, key):
-        rows = recipes.sample_all(rollout, params, found.heldout, key, samples)
-        rewards = found.heldout_score(rows)
-        said = [read_confidence(text) for text in parts.responses(found.model.tokenizer, rows)]
-        readable = jnp.asarray([c is not None for c in said]) & rewards.valid
-        stated = jnp.asarray(np.array([0.0 if c is None else c for c in said], np.float32))
-        right = rewards.valid & (rewards.value > 0.5)
-        figures = calibration.summary(stated, right, readable)
-        asked = calibration.summary(verdict_chances(found.model, params, rows), right, rewards.valid)
+        pieces = []
+        for rows, real in recipes.sample_in_parts(rollout, params, found.heldout, key, samples):
+            rewards = found.heldout_score(rows)
+            said = [read_confidence(text) for text in parts.responses(found.model.tokenizer, rows)]
+            readable = np.array([c is not None for c in said])
+            stated = np.array([0.0 if c is None else c for c in said], np.float32)
+            chances = verdict_chances(found.model, params, rows)
+            pieces.append([np.asarray(x)[:real] for x in (rewards.value, rewards.valid, readable, stated, chances)])
+        value, valid, readable, stated, chances = (jnp.asarray(np.concatenate(x)) for x in zip(*pieces, strict=True))
+        right = valid & (value > 0.5)
+        figures = calibration.summary(stated, right, readable & valid)
+        asked = calibration.summary(chances, right, valid)
         return (
             {f"text/{k}": v for k, v in figures.items()}
             | {f"text/ptrue_{k}": asked[k] for k in ("ece", "brier", "auroc")}
-            | {"text/accuracy": reduce.scalars(rewards.value)}
+            | {"text/accuracy": reduce.scalars(value, valid)}
         )
 
     return measured

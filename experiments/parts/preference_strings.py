@@ -46,7 +46,7 @@ def measure(task: Preferences, params: Params, key: Key, *, evaluated: int = 64)
     responses = strings.sample(task.world, params, prompts, jax.random.fold_in(key, 1), samples=4)
     return {
         "eval/gold": reduce.scalars(task.gold_reward(jnp.repeat(prompts, 4, axis=0), responses)),
-        "eval/unseen": reduce.scalars(task.uncovered(responses).reshape(-1).astype(jnp.float32)),
+        "eval/unseen": strings.over_tokens(task.world, task.uncovered(responses), responses),
         "eval/style": reduce.scalars((responses == task.style).reshape(-1).astype(jnp.float32)),
     }
 
@@ -459,7 +459,7 @@ def measure_text(task: Preferences, params: dict[str, Params], key: Key, *, eval
     prompts, text = task.draw_behaviour(jax.random.fold_in(key, 9), 256)
     logp = strings.token_logp(task.world, params["policy"], prompts, text)
     return measure_parts(task, params, key, evaluated=evaluated) | {
-        "eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))
+        "eval/perplexity": jnp.exp(-strings.over_tokens(task.world, logp, text))
     }
 
 

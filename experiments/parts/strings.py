@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
@@ -163,6 +163,12 @@ def token_counts(world: World, responses: Int[Array, "*N T"]) -> int | Float[Arr
         return world.response_tokens
     there = spoken(world, responses.reshape(-1, responses.shape[-1]))
     return jnp.sum(there.astype(jnp.float32), axis=1).reshape(responses.shape[:-1])
+
+
+def over_tokens(world: World, values: Shaped[Array, "N T"], responses: Int[Array, "N T"]) -> Float[Array, ""]:
+    """Mean of what is said of single tokens: of texts up to their ends, of generated strings over all columns."""
+    there = () if world.start is None else (spoken(world, responses).reshape(-1),)
+    return reduce.scalars(values.reshape(-1).astype(jnp.float32), *there)
 
 
 def in_pieces(world: World, read: Callable[..., Array], *rows: Array) -> Array:

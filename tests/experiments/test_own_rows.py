@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.parts import text_rows
+from experiments.parts import strings, text_rows
 from experiments.preference.parts import conduct
 from jaxrl_llm import experiment
 from jaxrl_llm.data import formats
@@ -178,6 +178,16 @@ def test_surgery_on_a_model_of_ones_own_leaves_it_edited(own, tmp_path, monkeypa
     assert changed.sum() == max(1, round(0.05 * changed.size))
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
     assert not same["layers"].pop("gate") and all(jax.tree.leaves(same))
+
+
+def test_what_is_said_of_tokens_ends_where_a_text_ends():
+    """A text is filled up behind its end: what stands there is no token of a perplexity, nor of a share."""
+    logp, words = jnp.log(jnp.asarray([[0.5, 0.25, 1.0, 1.0]])), jnp.asarray([[4, 9, 9, 9]], jnp.int32)
+    embedded = strings.make_world(12, 2, 4, end=9)
+    text = embedded._replace(start=dict)
+    close.assert_near(jnp.exp(-strings.over_tokens(text, logp, words)), 8**0.5)
+    close.assert_near(strings.over_tokens(text, words == 4, words), 0.5)
+    close.assert_near(strings.over_tokens(embedded, words == 4, words), 0.25)
 
 
 def test_what_the_model_is_computed_with_counts_as_read(own):

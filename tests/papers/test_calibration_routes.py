@@ -1,6 +1,7 @@
 """The toy questions of the calibration study against loops; rewards and votes by literal numbers; text models."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +162,40 @@ def test_verdicts_of_text_against_single_rows():
     small = found.model._replace(config=dataclasses.replace(found.model.config, max_positions=20))
     with pytest.raises(UserError, match="--max-new-tokens"):
         read_confidence.verdict_chances(small, found.model.params, rows)
+
+
+@pytest.mark.slow
+def test_a_text_model_is_measured_in_parts(monkeypatch):
+    """So many problems at a time, whose memory is that of a part: the same samples and figures as of all at once."""
+    settings = calibration.Settings(
+        model="nano", levels=(3,), train_problems=16, eval_problems=5, max_new_tokens=12, eval_samples=2
+    )
+    found, sizes = recipes.bench(settings), []
+    said = [None, 0.25, 0.5, 0.75, 1.0]
+
+    def read(text):
+        return said[len(text) % 5]
+
+    def chances(model, params, rows):
+        sizes.append(len(rows.tokens))
+        return np.asarray(rows.mask).sum(axis=1, dtype=np.float32) / 20
+
+    def judged(rows):
+        rewards = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers), rows)
+        return rewards._replace(valid=jnp.asarray(rows.problem_ids) != 1)
+
+    monkeypatch.setattr(confidence, "read_confidence", read)
+    monkeypatch.setattr(confidence, "verdict_chances", chances)
+    monkeypatch.setattr(recipes, "bench", lambda settings: found._replace(heldout_score=judged))
+    figures = []
+    for chunk in (64, 2):
+        parts = partial(recipes.sample_in_parts, chunk=chunk)
+        with monkeypatch.context() as patch:
+            patch.setattr(recipes, "sample_in_parts", parts)
+            figures.append(confidence.make_text_measure(settings)(found.model.params, jax.random.key(0)))
+    assert sizes == [10, 4, 4, 4] and figures[0].keys() == figures[1].keys()
+    for name, value in figures[0].items():
+        close.assert_near(figures[1][name], value, err_msg=name)
 
 
 def test_the_base_is_only_measured_and_imitation_sees_no_reward():

@@ -56,9 +56,9 @@ def politeness(task: Preferences, params: Params, key: Key) -> Metrics:
     polite = task.draw_politeness(jax.random.fold_in(key, 2), asked, jnp.zeros(asked.shape[:1], bool))
     text = strings.token_logp(steered_world(task.world), params, asked, polite)
     return {
-        "eval/rude": reduce.scalars(task.is_rude(responses).reshape(-1).astype(jnp.float32)),
+        "eval/rude": strings.over_tokens(task.world, task.is_rude(responses), responses),
         "eval/gold": reduce.scalars(task.polite_reward(asked, responses)),
-        "eval/perplexity": jnp.exp(-reduce.scalars(text.reshape(-1))),
+        "eval/perplexity": jnp.exp(-strings.over_tokens(task.world, text, polite)),
     }
 
 
