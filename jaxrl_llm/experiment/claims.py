@@ -143,15 +143,25 @@ def _worst(metric: str, *values: np.ndarray) -> float:
     return min(0.0, float(found.min())) if 0 <= found.min() and found.max() <= 1 else float(found.min())
 
 
-def _paired(results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | Along | None]) -> tuple:
-    """Values of two arms on the seeds that both have, failures filled in; how many failed; how many ran."""
+def _paired(
+    results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | Along | None], *, filled: bool = True
+) -> tuple:
+    """Values of two arms on the seeds that both have, failures filled in; how many failed; how many ran.
+
+    What was measured before training failed stands: the start of an arm that is compared with its own end.
+
+    Args:
+      filled: False: so does all of it, as the start of a rise.
+    """
     seeds = [s for s in results.arms[arms[0]].seeds if s in results.arms[arms[1]].seeds]
     values = [_values(results, arm, metric, step, seeds) for arm, step in zip(arms, steps, strict=True)]
     worst, count = _worst(metric, *values), 0
+    late = [step if isinstance(step, int) else math.inf for step in steps]
     for k, arm in enumerate(arms):
         failed = np.isin(seeds, list(results.diverged(arm)))
         count += int(failed.sum()) if k == 0 or arm != arms[0] else 0
-        values[k] = np.where(failed, worst, values[k])
+        if filled and not (arms[0] == arms[1] and late[k] < max(late)):
+            values[k] = np.where(failed, worst, values[k])
     return values[0], values[1], count, len(seeds)
 
 
@@ -169,16 +179,18 @@ def _difference(results: Results, metric: str, arm: str, other: str, step, text:
     ends = sum(results.short(name, at, seeds) for name, at in zip((arm, other), steps, strict=True))
     more |= {"diverged": diverged, "planned": planned, "short": ends}
     more["along"] = step if isinstance(step, Along) else None
-    more["fallen"] = arm != other and "kind" not in more and _fallen(results, metric, other, right, more.get("sign", 1))
+    more["fallen"] = (
+        arm != other and "kind" not in more and _fallen(results, metric, other, seeds, right, more.get("sign", 1))
+    )
     return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - right, **more)
 
 
-def _fallen(results: Results, metric: str, arm: str, ends: np.ndarray, sign: int) -> bool:
+def _fallen(results: Results, metric: str, arm: str, seeds: list[int], ends: np.ndarray, sign: int) -> bool:
     """Whether an arm is read where the whole 95 % interval of its gain lies on the wrong side of zero."""
     curve = results.arms[arm].curves.get(metric)
-    if curve is None or curve["step"][0] != 0 or len(curve["values"]) != len(ends):
+    if curve is None or curve["step"][0] != 0:
         return False
-    gains = sign * (ends - np.asarray(curve["values"], np.float64)[:, 0])
+    gains = sign * (ends - _values(results, arm, metric, 0, seeds))
     found = verdicts.bounds(gains[np.isfinite(gains)])
     return found.n > 1 and found.high < 0
 
@@ -221,7 +233,7 @@ def grows_more(
       share: by more than so much of the other's rise, seed by seed.
     """
     last, other, diverged, planned = _paired(results, metric, (arm, than), (end, end))
-    first, before, _, _ = _paired(results, metric, (arm, than), (start, start))
+    first, before, _, _ = _paired(results, metric, (arm, than), (start, start), filled=False)
     text = f"{metric}, rise of {arm} - {'' if share == 1 else f'{share:g} '}rise of {than} since step {start} > 0"
     rises = (last - first) - share * (other - before)
     return _made(results, text, metric, arm, than, rises, diverged=diverged, planned=planned)
@@ -230,7 +242,7 @@ def grows_more(
 def keeps(results: Results, metric: str, arm: str, *, share: float, start: int, end: int | None = None) -> Part:
     """``metric`` of ``arm`` at ``end`` (None: the last step) exceeds a share of what it was at ``start``, by seed."""
     last, _, diverged, planned = _paired(results, metric, (arm, arm), (end, end))
-    first, _, _, _ = _paired(results, metric, (arm, arm), (start, start))
+    first, _, _, _ = _paired(results, metric, (arm, arm), (start, start), filled=False)
     text = f"{metric}, {arm} - {share:g} of it at step {start} > 0"
     return _made(results, text, metric, arm, arm, last - share * first, diverged=diverged, planned=planned)
 
@@ -245,8 +257,10 @@ def gains_more(results: Results, metric: str, other: str, arm: str, than: str, *
 
 def exceeds_own(results: Results, metric: str, other: str, arm: str, *, step: tuple[int | None, int | None]) -> Part:
     """``metric`` of an arm at one step exceeds its own ``other`` metric at another; None: the final values."""
+    late = [math.inf if at is None else at for at in step]
     (left, _, diverged, planned), (right, _, _, _) = (
-        _paired(results, name, (arm, arm), (at, at)) for name, at in zip((metric, other), step, strict=True)
+        _paired(results, name, (arm, arm), (at, at), filled=when == max(late))
+        for name, at, when in zip((metric, other), step, late, strict=True)
     )
     text = f"{metric}{_at(step[0])} - {other}{_at(step[1])}, {arm} > 0"
     return _made(results, text, metric, arm, arm, left - right, diverged=diverged, planned=planned)

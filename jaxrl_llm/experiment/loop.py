@@ -61,7 +61,8 @@ class _Curves:
         self.rollouts += np.nansum(host_side[DRAWN], -1).mean() if DRAWN in host_side else 0.0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what no step of the stretch defines is undefined
-            self.add(step, {k: np.nanmean(v, axis=-1) for k, v in host_side.items()})
+            # an infinite one is undefined, too: a log has null for both, and one step that was skipped ends no seed
+            self.add(step, {k: np.nanmean(np.where(np.isfinite(v), v, np.nan), -1) for k, v in host_side.items()})
 
     def last(self) -> dict[str, np.ndarray]:
         return {name: rows[max(rows)] for name, rows in self.points.items()}

@@ -48,7 +48,7 @@ class Results:
         """Per seed: the final value, or that of the curve at ``step``, or where a budget was spent.
 
         Raises:
-          KeyError: for an arm or a metric that was not recorded.
+          KeyError: for an arm or a metric that was not recorded, or not at that step.
         """
         found = self.arms[arm]
         if step is None:
@@ -57,6 +57,8 @@ class Results:
             _, budget, worth = self.beside(arm, step.budget, metric)
             return reached(budget, worth, step.level, mean=step.mean)
         curve = found.curves[metric]
+        if step not in curve["step"]:
+            raise KeyError(f"{metric} at step {step}")
         return np.asarray(curve["values"], np.float64)[:, curve["step"].index(step)]
 
     def short(self, arm: str, step: int | Along | None, seeds: list[int]) -> int:

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm.experiment import Results, at, claims, close, conclude, gains_more, greater, smaller, steadier, up_to
 from jaxrl_llm.experiment.evidence import along, beds, verdicts
 from tests.close import doubles
-from tests.experiment.made import arm, results
+from tests.experiment.made import arm, made_module, results
 
 NAN = math.nan
 # differences 0.1, 0.2, 0.3, 0.2: mean 0.2, sd 0.0816497, t(3) = 3.182, half width 0.129905
@@ -121,6 +121,39 @@ def test_a_diverged_seed_is_a_failure_and_not_a_gap():
     assert smaller(length, "eval/length", "method", "base").values == doubles((0.0, 1.0))
 
 
+def test_the_start_of_a_seed_that_diverged_is_no_failure():
+    """What it had before training failed stands: else a loss of all that it had would count as no change."""
+    one = arm([0.5, 0.6], curve={0: [0.2, 0.3], 9: [0.5, 0.6]})
+    lost = arm([0.5, 0.6], curve={0: [0.2, 0.3], 9: [0.5, 0.6]})
+    lost.metrics["grad/norm"], lost.curves["eval/majority"] = [1.0, NAN], {"step": [0, 9], "values": [[0.4, 0.5]] * 2}
+    found = Results({"base": one, "method": lost})
+    assert greater(found, "eval/accuracy", "method", "method", step=(9, 0)).values == doubles((0.3, -0.3))
+    assert smaller(found, "eval/accuracy", "method", "method", step=(0, 9)).values == doubles((-0.3, 0.3))
+    assert claims.keeps(found, "eval/accuracy", "method", share=0.5, start=0).values == doubles((0.4, -0.15))
+    rises = claims.grows_more(found, "eval/accuracy", "method", "base", start=0)
+    assert rises.values == doubles((0.0, -0.6)) and rises.diverged == 1
+    own = claims.exceeds_own(found, "eval/accuracy", "eval/majority", "method", step=(9, 0))
+    assert own.values == doubles((0.1, -0.4))
+
+
+def test_a_rival_of_more_seeds_may_fall_below_its_start():
+    """Arms of the primary part have the seeds of later looks; the others those of the first."""
+    falls = [0.1, 0.12, 0.1, 0.11]
+    found = Results({
+        "method": arm([0.7, 0.71]), "low": arm(falls, curve={0: [0.5, 0.52, 0.51, 0.5], 9: falls}),
+    })  # fmt: skip
+    assert greater(found, "eval/accuracy", "method", "low").fallen
+
+
+def test_a_step_that_was_not_measured_leaves_the_claim_open():
+    """Results of hours are kept where flags of one's own measure at other steps than the claim names."""
+    module = made_module(claim=lambda found: conclude("", greater(found, "eval/accuracy", "method", "warm", step=3)))
+    curve = {0: [0.1, 0.2], 2: [0.3, 0.4]}
+    found = Results({name: arm([0.3, 0.4], curve=curve) for name in module.ARMS})
+    said = beds.judge(module, found, smoke=False)
+    assert said.verdict == "not judged" and "no arm measures eval/accuracy at step 3" in said.statement
+
+
 def test_arms_are_paired_by_seed_and_not_by_place():
     left, right = arm([0.1, 0.2, 0.3]), dataclasses.replace(arm([0.3, 0.5]), seeds=[2, 1])
     part = greater(Results({"a": left, "b": right}), "eval/accuracy", "b", "a")
@@ -142,7 +175,7 @@ def test_curves_are_compared_at_a_step_or_at_two():
     both = greater(found, "eval/accuracy", "a", "b", step=(10, 20))
     assert "at steps 10 and 20, a - b > 0" in both.text and both.values == doubles((0.3, 0.4))
     assert "at step 0" in close(found, "eval/accuracy", "a", "b", within=1.0, step=0).text
-    with pytest.raises(ValueError, match="10"):
+    with pytest.raises(KeyError, match="eval/accuracy at step 10"):
         greater(found, "eval/accuracy", "b", "a", step=10)
 
 

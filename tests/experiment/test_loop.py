@@ -79,6 +79,13 @@ def test_stages_follow_each_other_in_one_count_of_steps():
     assert found.tokens == int(generated.mean(0).sum() * 3 + 2 * 2)
 
 
+def test_one_step_that_was_skipped_ends_no_seed():
+    """An infinite gradient is as undefined as one that is NaN, also in a log, which has null for both."""
+    curves = loop._Curves()
+    curves.train(3, {"grad/norm": np.array([[1.0, np.inf, 3.0], [np.inf, np.nan, -np.inf]])})
+    np.testing.assert_array_equal(curves.last()["grad/norm"], [2.0, np.nan])
+
+
 def test_curves_end_in_the_final_metrics_and_seeds_differ():
     found = fused()
     for name, curve in found.curves.items():
