@@ -197,8 +197,17 @@ def check_record(module: ModuleType) -> str:
 
 
 def check_code(module: ModuleType) -> str:
-    """Behind which arms of a record under the standard the present code no longer stands."""
-    path = arms.record_path(module)
+    """Behind which arms of records under the standard, also of those on other beds, present code no longer stands."""
+    return "; ".join(filter(None, (_code_of(module, path) for path in _records_of(module))))
+
+
+def _records_of(module: ModuleType) -> list[pathlib.Path]:
+    """The committed records of a file: on its own bed first, then on others."""
+    own = arms.record_path(module)
+    return [path for path in (own, *sorted(own.parent.glob(f"{own.stem}@*.json"))) if path.is_file()]
+
+
+def _code_of(module: ModuleType, path: pathlib.Path) -> str:
     record, _ = results.read(path)
     kept = (record.get("instrument") or {}).get("code")
     if records.reason_withdrawn(path, record):
@@ -211,8 +220,10 @@ def check_code(module: ModuleType) -> str:
         plan = cli.in_parts(module.build(own), own)
         if store.code(module, plan, arms.trace(plan)) != kept[name]:
             stale.append(name)
-    renew = f"run {command_name(module)} --record --until-decided"
-    return f"stale: {', '.join(stale)} would compute something else today; {renew}" if stale else ""
+    bed = path.stem.partition("@")[2]
+    where = f" on bed {bed}" if bed else ""
+    renew = f"run {record['command'] if bed else command_name(module) + ' --until-decided'} --record"
+    return f"stale: {', '.join(stale)} would compute something else today{where}; {renew}" if stale else ""
 
 
 def _settings_of(module: ModuleType, record: dict[str, Any], name: str) -> Any:
@@ -251,7 +262,7 @@ def examine(module: ModuleType) -> list[Finding]:
     found += check_arms(module)
     if not any(f.problem for f in found):
         found += check_claim(module)
-    if arms.record_path(module).is_file() and not any(f.problem for f in found):
+    if _records_of(module) and not any(f.problem for f in found):
         found.append(Finding("code of the record", check_code(module)))
     if certificates.path_of(module).is_file():
         found.append(Finding("certificate", certificates.stale(module)))

@@ -190,6 +190,10 @@ def test_noise_is_that_of_the_claim_at_its_budget_and_not_of_the_ends(place):
     noise, _, source = pilot.paired_noise(module, part, made())
     assert noise == doubles(np.std(np.subtract(ends["method"], ends["baseline"]), ddof=1))
     assert source == "the ends of the committed record"
+    longer = arm([*ends["method"], 0.7, 0.8], metric="eval/gold")
+    assert pilot._differences(results.Results(kept | {"method": longer}), part) == doubles(
+        np.subtract(ends["method"], ends["baseline"])
+    )
 
 
 def test_a_record_of_the_old_instrument_counts_as_a_try():
@@ -256,6 +260,16 @@ def test_a_run_that_was_seen_and_not_kept_counts_as_a_try(tmp_path):
     assert provenance.first_seed({"instrument": None}, "a", unkept=1) == (200, 2)
     later = {"instrument": {"registered": "b", "tries": 2, "first_seed": 200}}
     assert provenance.first_seed(later, "a", unkept=1) == (300, 3), "a record after it has counted it"
+    one = {"instrument": {"registered": "b", "tries": 1, "first_seed": 100, "withheld": ["-0.1, 8 seeds"]}}
+    assert provenance.first_seed(one, "a", unkept=1) == (200, 2)
+    assert provenance.first_seed(one, "a", unkept=2) == (300, 3), "the second was seen on seeds from 200, behind it"
+
+
+def test_more_seeds_than_were_registered_are_another_look():
+    """Without looks the whole level is spent at once: eight seeds more, because eight were not enough, are a peek."""
+    own = {"method": tiny.Settings()}
+    hashes = [provenance.registered(tiny, own, {}, looks) for looks in ((8,), (16,), (8, 16))]
+    assert len(set(hashes)) == 3
 
 
 @pytest.mark.slow
@@ -400,11 +414,12 @@ def test_counts_by_problem_are_kept_and_join(tmp_path):
             {"claim": lambda r: r.values("method", "eval/acuracy")},
             "'eval/acuracy', which no arm has; did you mean 'eval/",
         ),
-        ({"claim": lambda r: r.values("method", "eval/accuracy", step=5)}, "does not work on made-up results"),
+        ({"claim": lambda r: r.values("method", "eval/accuracy", step=5)}, "accuracy at step 5', which no arm has"),
+        ({"claim": lambda r: r.curve("method", "eval/accuracy")[0][99]}, "does not work on made-up results"),
         ({"METRICS": ("eval/accurracy",)}, "METRICS names 'eval/accurracy', which no arm measures; did you mean"),
         ({"CURVES": ("reward/men",)}, "CURVES names 'reward/men', which no arm measures; did you mean 'reward/mean'"),
     ],
-    ids=["arm", "metric", "step", "METRICS", "CURVES"],
+    ids=["arm", "metric", "step", "index", "METRICS", "CURVES"],
 )
 def test_what_a_claim_misspells_is_found_before_a_run(change, said):
     module = made_module(**change)
@@ -443,6 +458,9 @@ def test_a_bed_whose_baseline_few_seeds_cannot_tell_from_none_is_looked_at_again
 def test_identical_outcomes_and_updates_are_no_record(place, monkeypatch):
     assert standard.same_outcomes(made(a=[0.1, 0.2], b=[0.1, 0.3])) == ""
     assert standard.same_outcomes(made(a=[0.1, 0.2], b=[0.1, 0.2])) == "a and b"
+    # an arm of the primary part has seeds of later looks, too
+    assert standard.same_outcomes(made(a=[0.1, 0.2, 0.3, 0.4], b=[0.1, 0.2])) == "a and b"
+    assert standard.same_outcomes(made(a=[0.1, 0.2, 0.3, 0.4], b=[0.1, 0.3])) == ""
     monkeypatch.setitem(tiny.ARMS, "twin", {"eval_every": 1})
     with pytest.raises(UserError, match="method and twin update the parameters in the same way"):
         cli.run(tiny, WORDS)
@@ -488,7 +506,11 @@ def test_the_doctor_knows_behind_which_records_the_code_no_longer_stands(place):
     assert doctor.check_code(module) == ""
     build = tiny.build
     module = made_module(build=lambda settings: build(dataclasses.replace(settings, learning_rate=0.7)))
-    assert doctor.check_code(module).startswith("stale: baseline, method, warm would compute something else today")
+    said = "stale: baseline, method, warm would compute something else today"
+    assert doctor.check_code(module).startswith(said)
+    place.rename(place.with_stem("tiny@other"))  # a record on another bed is one of this code, too
+    assert doctor.check_code(module).startswith(f"{said} on bed other; run ")
+    assert doctor.check_code(made_module()) == ""
 
 
 def test_the_evaluation_of_a_record_is_wider_and_its_training_the_same():

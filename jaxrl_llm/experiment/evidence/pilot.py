@@ -104,7 +104,12 @@ def _differences(found: Results, primary: Any) -> np.ndarray:
     values = found.values(primary.arm, primary.metric)
     if primary.than == primary.arm:
         return values - found.curve(primary.arm, primary.metric)[1][:, 0]
-    return values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
+    if not primary.than:
+        return values
+    left, right = (found.arms[name].seeds for name in (primary.arm, primary.than))
+    both = [(left.index(seed), right.index(seed)) for seed in left if seed in right]
+    rival = found.values(primary.than, primary.metric)
+    return np.asarray([values[i] - rival[j] for i, j in both], np.float64)
 
 
 def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:

@@ -32,7 +32,12 @@ def today() -> str:
 
 
 def registered(module: ModuleType, resolved: dict[str, Any], d_star: dict[str, float], looks: tuple[int, ...]) -> str:
-    """A hash of the claim's source, d*, bed, looks and every arm's settings: taken before the first seed."""
+    """A hash of the claim's source, d*, bed, looks and every arm's settings: taken before the first seed.
+
+    Args:
+      looks: the numbers of seeds at which the claim is looked at; more seeds than were registered are another look,
+        which the level of the first one does not allow.
+    """
     fields = {
         name: results.plain({k: v for k, v in vars(settings).items() if k != "mesh"})
         for name, settings in resolved.items()
@@ -87,10 +92,11 @@ def first_seed(earlier: dict[str, Any] | None, registration: str, *, unkept: int
 
     Args:
       earlier: the committed record, if any; one of the old instrument counts as a try.
-      unkept: runs that were seen and not recorded, see ``withheld``.
+      unkept: runs that were seen and not recorded, see ``withheld``; those before the record are among its tries.
     """
     proof = (earlier or {}).get("instrument") or {}
     if proof.get("registered") == registration:
         return proof["first_seed"], proof["tries"]
-    tries = max(proof.get("tries", 0) + 1 if earlier is not None else 0, unkept + (earlier is not None and not proof))
+    counted = len(proof.get("withheld") or ()) if "withheld" in proof else unkept if proof else 0
+    tries = (proof.get("tries", 0) + 1 if earlier is not None else 0) + max(unkept - counted, 0)
     return TRY * tries, tries

@@ -121,7 +121,7 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
         job = tuning.applied(job, tuned)
     d_star = fixed_d_star(job, planned.primary, tried)
     looks = verdicts.LOOKS if options.until_decided else ()
-    registration = provenance.registered(module, job.resolved, d_star, looks)
+    registration = provenance.registered(module, job.resolved, d_star, looks or (options.seeds,))
     path = arms.record_path(module)
     if options.bed:
         path = path.with_stem(f"{path.stem}@{options.bed}")
@@ -221,13 +221,17 @@ def _looked(
 
 def same_outcomes(found: Results) -> str:
     """Arms that ended with the same measurements in every seed, though they trained: they are one arm. Or nothing."""
-    ends: dict[str, str] = {}
-    for name, arm in found.arms.items():
-        measured = {m: v for m, v in arm.metrics.items() if m.startswith("eval/")}
-        key = repr(sorted(measured.items()))
-        if measured and arm.updates and len(arm.seeds) > 1 and key in ends:
-            return f"{ends[key]} and {name}"
-        ends[key] = name
+
+    def ends(name: str, seeds: list[int]) -> str:
+        arm = found.arms[name]
+        where = [arm.seeds.index(seed) for seed in seeds]
+        return repr(sorted((m, [v[k] for k in where]) for m, v in arm.metrics.items() if m.startswith("eval/")))
+
+    for k, (name, arm) in enumerate(found.arms.items()):
+        for other in [*found.arms][:k] if arm.updates else ():
+            seeds = [seed for seed in arm.seeds if seed in found.arms[other].seeds]  # those of later looks have more
+            if len(seeds) > 1 and (said := ends(name, seeds)) != "[]" and said == ends(other, seeds):
+                return f"{other} and {name}"
     return ""
 
 
