@@ -281,7 +281,6 @@ def keeping_of(
         (plan.world is not None, "does not play episodes in Python: give threads:N"),
         (plan.of_seed is not None, "does not make what belongs to each seed: give threads:N"),
         (options.layout in ("packed", "tree"), f"trains rows as they stand: drop --layout {options.layout}"),
-        (options.record, "is not for a record, whose arms are tuned: give threads:N"),
     )  # fmt: skip
     if options.loop == "fused" and on_host:
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
@@ -439,6 +438,20 @@ def check_run(options: Any) -> None:
         raise UserError("--record keeps whole runs only: drop --smoke or --record")
 
 
+OF_RUNS = ("loop", "layout", "track", "most_gap", "checkpoint_every")
+
+
+def check_kept(options: Options) -> None:
+    """Refuses what records and certificates do not read: their arms run as their plans say, and leave numbers alone.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    flags.check_default(options, OF_RUNS, "is read by no record or certificate: give it to a run that is none")
+    if options.export == "always":
+        raise UserError("--export always: a record or certificate leaves no models; drop it")
+
+
 def check_options(options: Options, arguments: list[str]) -> None:
     """Refuses flags that contradict each other.
 
@@ -457,6 +470,8 @@ def check_options(options: Options, arguments: list[str]) -> None:
         flags.check_default(options, ("staleness", "workers"), "belongs to --loop async: give it")
     durable.check_generator(options)
     track.check(options.track)
+    if options.record:
+        check_kept(options)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
     for name in ("register", "force_record", "tune", "bed"):
@@ -523,7 +538,9 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         if done is None:
             return None
         found, claim, instrument = done
-        write(module, options, base, found, claim, out, command, instrument)
+        if hosts.is_first():
+            write(module, options, base, found, claim, out, command, instrument)
+        hosts.barrier("record")
         return found
     identities = store.identities(module, resolved, built)
     build = partial(arm_program, module_name(module), arguments)

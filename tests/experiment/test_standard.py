@@ -68,6 +68,11 @@ def test_an_arm_that_does_not_train_does_not_shorten_the_tail():
     assert standard.tail_of({"b": still}, {"b": settings}) == 1
     rare = dataclasses.replace(settings, eval_every=10)
     assert standard.tail_of({"a": tiny.build(rare), "b": still}, {"a": rare, "b": settings}) == 1
+    # the last three of ten lie in the last stage: the model before it is not what is judged
+    first = plan.stages[0]
+    for steps, tail in (((16, 4), 1), ((14, 6), 3), ((14, 6, 0), 3)):
+        parted = plan._replace(stages=tuple(first._replace(steps=n) for n in steps))
+        assert standard.tail_of({"a": parted}, {"a": settings}) == tail
 
 
 @pytest.mark.slow

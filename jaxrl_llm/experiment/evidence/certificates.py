@@ -260,6 +260,7 @@ def command(path: str, arguments: list[str]) -> int:
     arms.check_slots(module)
     options, base, given = cli.parse(module, arguments)
     cli.check_options(dataclasses.replace(options, record=False), [])
+    cli.check_kept(options)
     resolved = arms.resolve(module, standard.widened(base, given), ())
     built, reads = cli.build_arms(module, resolved, options.microbatches)
     cli.check_flags(resolved, base, given, reads)

@@ -64,10 +64,18 @@ def _as_many_as_there_are(wide: Any, base: Any) -> Any:
 
 
 def tail_of(built: dict[str, Plan], resolved: dict[str, Any]) -> int:
-    """How many of the last evaluations are averaged: three where every arm that trains has ten, else one."""
+    """How many of the last evaluations are averaged: three where every arm that trains has ten, else one.
+
+    Three of them lie in its last stage: what a model was before that is no part of what it became.
+    """
+
+    def enough(plan: Plan, every: int) -> bool:
+        last = loop.evaluations(plan._replace(stages=tuple(s for s in plan.stages if s.steps)[-1:]), every)
+        return loop.evaluations(plan, every) >= EVALUATIONS and last >= TAIL
+
     trained = {name: plan for name, plan in built.items() if plan.stages}
-    fewest = min((loop.evaluations(plan, resolved[name].eval_every) for name, plan in trained.items()), default=0)
-    return TAIL if fewest >= EVALUATIONS else 1
+    whole = bool(trained) and all(enough(plan, resolved[name].eval_every) for name, plan in trained.items())
+    return TAIL if whole else 1
 
 
 def primary_arms(claim: Claim) -> list[str]:
