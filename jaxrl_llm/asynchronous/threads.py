@@ -58,6 +58,7 @@ class Apart(NamedTuple):
     sent_bytes: Callable[[TrainState], int]  # by ``hand``
 
 
+LEAVE_S = 60.0  # so long an error waits for the other threads: one that asks a dead endpoint again may never end
 HAND = ("weights/sent_bytes", "weights/hand_s")  # in the metrics: what travelled, and how long the learner was held
 
 
@@ -159,6 +160,7 @@ def run(
     for thread in threads:
         thread.start()
     early: set[int] = set()
+    done = False
     streak = skipped.Streak(loop.most_skipped) if streak is None else streak
     try:
         for step in range(first, steps):
@@ -177,12 +179,14 @@ def run(
             parity.check(row, loop.most_gap, step + 1)
             history.append(figures(Iteration(state, row, drawn, rewards, loop.compiled(), {})))
             streak.see(row, step + 1)
+        done = True
     except TimeoutError:
         threads.clear()  # one of them hangs
         raise
     finally:
         weights.close()
         queue.close()
+        end = time.monotonic() + LEAVE_S
         for thread in threads:
-            thread.join()
+            thread.join(None if done else max(end - time.monotonic(), 0.0))
     return state, history

@@ -1,6 +1,8 @@
 """An asynchronous run in threads: the host loop bit for bit at staleness 0, whatever dies, hangs, raises or is slow."""
 
 import sys
+import threading
+import time
 from functools import partial
 
 import jax
@@ -134,6 +136,27 @@ def test_a_slow_roller_leaves_rows_to_the_others(tmp_path, want):
     state, report = run(tmp_path, slow(), limits=limits)
     same(state, want)
     assert "late" in kinds(report) and report.seconds < 60.0
+
+
+def test_an_error_does_not_wait_for_a_scorer_that_never_ends(monkeypatch):
+    """It asks a dead endpoint again and again; the learner has an error of its own meanwhile."""
+    monkeypatch.setattr(threads, "LEAVE_S", 0.5)
+    asked, free = threading.Event(), threading.Event()
+
+    def judge(rows):
+        if asked.is_set():
+            free.wait(60)
+        asked.set()
+        return programs.judge(rows)
+
+    def figures(iteration):
+        raise UserError("no room for the line of a step")
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match="no room"):
+        threads.run(host.make_host_loop(programs.method(), judge), programs.start(), 3, staleness=2, figures=figures)
+    assert not free.is_set() and time.monotonic() - began < 55.0
+    free.set()
 
 
 @pytest.mark.parametrize("where", ["threads", "workers"])
