@@ -634,6 +634,20 @@ def of_responses(settings: MethodSettings) -> bool:
     return bool(np.allclose(terms, terms[:, :1], rtol=1e-4, atol=1e-6))
 
 
+def is_reinforce(settings: MethodSettings) -> bool:
+    """Whether the one update of a rollout has the gradient of REINFORCE: its ratios are 1, and no bound cuts them."""
+    function, wanted = policy_loss(settings)
+    if settings.inner_epochs > 1 or to_sampler(settings) or not {"old_logp", "advantages"} <= set(wanted):
+        return False
+    given = _drawn(wanted)
+    given |= {"old_logp": given["logp"], "sampler_logp": given["logp"]}
+
+    def total(logp: Array) -> Array:
+        return jnp.sum(function(*((given | {"logp": logp})[name] for name in wanted)).loss)
+
+    return bool(np.allclose(jax.jit(jax.grad(total))(given["logp"]), -given["advantages"], rtol=1e-4))
+
+
 def told(settings: MethodSettings) -> list[str]:
     """What a run does that its flags do not show."""
     lines = []
@@ -644,6 +658,11 @@ def told(settings: MethodSettings) -> list[str]:
     if settings.reduction != "seq_mean" and of_responses(settings):
         lines.append(f"--loss {settings.loss} has one term for a response, which --reduction {settings.reduction} "
                      "counts once for each of its tokens; --reduction seq_mean counts it once")  # fmt: skip
+    usual = MethodSettings()
+    names = ("loss", "loss_args", "clip_low", "clip_high")  # whoever says nothing of ratios wants nothing of them
+    if any(getattr(settings, x) != getattr(usual, x) for x in names) and is_reinforce(settings):
+        lines.append(f"--loss {settings.loss} has the step of REINFORCE: the ratios of the only update on a rollout "
+                     "are 1, which no bound cuts; --inner-epochs 2 makes more of them")  # fmt: skip
     if to_sampler(settings):
         lines.append("samples may be of older weights: the ratio of the loss is to the sampler")
     return lines

@@ -338,7 +338,19 @@ def test_a_mean_over_the_batch_is_not_taken_of_parts():
 def test_a_run_says_that_one_term_of_a_response_counts_by_its_length():
     said = "--loss gspo_loss has one term for a response, which --reduction token_mean counts once for each of its"
     assert any(said in line for line in method.told(of(loss="gspo_loss")))
-    assert not method.told(of(loss="gspo_loss", reduction="seq_mean")) and not method.told(of(loss="cispo_loss"))
+    for quiet in (of(loss="gspo_loss", reduction="seq_mean", inner_epochs=2), of(loss="cispo_loss", inner_epochs=2)):
+        assert not method.told(quiet)
+
+
+def test_a_run_says_that_ratios_of_one_update_are_never_cut():
+    """Bounds of any kind, and a penalty of what has moved; a loss that drops tokens, or regresses, is another step."""
+    said = "has the step of REINFORCE: the ratios of the only update"
+    for one in ({"loss": "gspo_loss"}, {"loss": "kl_cov_loss"}, {"clip_high": 0.5}):
+        assert any(said in line for line in method.told(of(**one)))
+        for more in ({"inner_epochs": 2}, {"loop": "async", "staleness": 1}):
+            assert not any(said in line for line in method.told(of(**one, **more)))
+    for other in ("clip_cov_loss", "mirror_descent_loss", "reinforce_loss"):
+        assert not any(said in line for line in method.told(of(loss=other)))
 
 
 def test_words_are_choices_and_infinity():
