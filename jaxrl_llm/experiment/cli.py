@@ -5,7 +5,7 @@ import importlib
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, durable, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
-from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
+from jaxrl_llm.experiment.evidence import beds, fingerprints, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.planning import largest_arrays
@@ -497,6 +497,15 @@ def check_staleness(options: Options, built: dict[str, Plan]) -> None:
                         "give --loop async, or --arm with others")  # fmt: skip
 
 
+def without_ratio(options: Options, built: dict[str, Plan]) -> Iterator[str]:
+    """What is said of arms that train samples of older weights as if they were of their own."""
+    for name, plan in built.items() if options.loop == "async" else ():
+        staleness = options.staleness if plan.staleness is None else plan.staleness
+        if staleness > 0 and not fingerprints.reads_sampler_logp(plan):
+            yield (f"arm {name}: its loss has no ratio to the sampler, so that samples of up to {staleness} updates "
+                   "ago train as if they were of present weights")  # fmt: skip
+
+
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
     """Runs an experiment module with command-line arguments; None for ``--plan`` and ``--register``."""
     from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
@@ -550,6 +559,8 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 
     keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name), remake)
                 for name, settings in resolved.items()}  # fmt: skip
+    for line in without_ratio(options, built):
+        hosts.say(line)
     looks = verdicts.LOOKS if options.until_decided else (number,)
     done = 0
     for look in looks:

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.policy_gradient import dr_grpo, rec_offpolicy
+from jaxrl_llm.experiment import arms, cli
 from jaxrl_llm.experiment.evidence import fingerprints
 
 
@@ -86,3 +88,19 @@ def test_an_open_program_takes_its_constants():
     given = fingerprints.of_program(closed.jaxpr, closed.consts)
     assert given == fingerprints.of_program(closed)
     assert given != fingerprints.of_program(closed.jaxpr, [c + 1 for c in closed.consts])
+
+
+@pytest.mark.parametrize(
+    ("module", "arm", "reads"),
+    [(dr_grpo, "ppo", False), (rec_offpolicy, "reinforce", False), (rec_offpolicy, "one_side_is", True)],
+)
+def test_a_loss_without_a_ratio_to_the_sampler_is_seen_and_said(module, arm, reads):
+    """GRPO's own ratio of a single update is to the present weights, and exactly 1: also where samples are older."""
+    settings = arms.resolve(module, arms.preset(module, smoke=True, model="nano"), (arm,))[arm]
+    plan = module.build(settings)
+    assert fingerprints.reads_sampler_logp(plan) is reads
+    options, fresh = (cli.Options(loop="async", staleness=n) for n in (2, 0))
+    said = [*cli.without_ratio(options, {arm: plan._replace(staleness=None)})]
+    assert said == ([] if reads else [f"arm {arm}: its loss has no ratio to the sampler, so that samples of up to 2 "
+                                      "updates ago train as if they were of present weights"])  # fmt: skip
+    assert not [*cli.without_ratio(fresh, {arm: plan._replace(staleness=None)})]

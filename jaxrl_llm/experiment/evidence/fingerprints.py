@@ -18,6 +18,7 @@ from jax.interpreters import partial_eval as pe
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.types import Rewards
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
@@ -144,6 +145,36 @@ def update_fingerprint(plan: Plan) -> str:
         params = after.params
     digest.update(of_program(jax.make_jaxpr(plan.finish)(params, key)))
     return digest.hexdigest()
+
+
+def reads_sampler_logp(plan: Plan) -> bool:
+    """Whether an update depends on the log-probabilities that the sampler gave its tokens, as a ratio to it does.
+
+    Where none does, samples of older weights are trained as those of present ones. True for worlds in Python, whose
+    episodes no trace shows, and where nothing is sampled.
+    """
+    if plan.world is not None:
+        return True
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params = jax.eval_shape(plan.init, key)
+    read = []
+    for stage in plan.stages:
+        state = jax.eval_shape(lambda p, k, s=stage: plans.start(s, p, k), params, key)
+        if not isinstance(method := stage.method, online.Online):
+            params = jax.eval_shape(lambda s, x=method: offline.iterate(x, s), state)[0].params
+            continue
+        drawn = jax.eval_shape(lambda s, x=method: online.begin(x, s), state)
+        rewards = jax.eval_shape(
+            lambda d: Rewards(jnp.zeros(d.ids.shape[0] * method.group_size), d.trajectories.truncated), drawn
+        )
+        given = (state, drawn, rewards)
+        one, (after, _) = jax.make_jaxpr(lambda *x, m=method: online.finish(m, *x), return_shape=True)(*given)
+        wanted = [True] * _leaves(after.params)
+        *_, inputs = _needed(one, wanted + [False] * (len(one.out_avals) - len(wanted)))
+        named = zip(jax.tree_util.tree_leaves_with_path(given), inputs, strict=True)
+        read.append(any(is_read for (path, _), is_read in named if "sampler_logp" in jax.tree_util.keystr(path)))
+        params = after.params
+    return any(read) or not read
 
 
 def same_updates(built: Mapping[str, Plan]) -> list[list[str]]:
