@@ -126,6 +126,9 @@ def noisy(
 def _in_front(problem: Problem, said: str) -> Problem:
     if isinstance(problem.prompt, str):
         return problem._replace(prompt=f"{said}\n\n{problem.prompt}")
+    first, *rest = problem.prompt
+    if first["role"] == "system":  # templates take one such message, if any
+        return problem._replace(prompt=[first | {"content": f"{first['content']}\n\n{said}"}, *rest])
     return problem._replace(prompt=[{"role": "system", "content": said}, *problem.prompt])
 
 

@@ -94,6 +94,11 @@ def test_one_retrieval_before_the_answer():
     box, problem = boxes.search_box(TEXTS, by_words, count=1), Problem("own", "Where is Ulm lies", "", {}, 0, "")
     assert "[1] Ulm lies on the Danube." in tool_question.with_passages(problem, box).prompt
     assert tool_question.told_nothing(problem, box) is problem
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Bonn"}]
+    for messages in (talk, talk[1:]):  # a conversation has one system message
+        system, user = tool_question.asked(problem._replace(prompt=messages), box).prompt
+        assert user == talk[1] and system["role"] == "system" and '"search"' in system["content"]
+        assert system["content"].startswith("Be brief.\n\nYou may call") == (messages is talk)
     with pytest.raises(UserError, match="needs search=CORPUS.jsonl"):
         tool_question.with_passages(problem, boxes.calculator_box())
 
