@@ -96,14 +96,14 @@ def _chat_template(folder: pathlib.Path) -> str | None:
     return template
 
 
-def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
+def _sentencepiece(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
     import sentencepiece
 
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     except (RuntimeError, OSError) as error:
         raise UserError(f"{folder / 'tokenizer.model'} is not a SentencePiece model: {error}") from error
-    eos = _eos_ids(folder) or ((model.eos_id(),) if model.eos_id() >= 0 else ())
+    eos = _ends(folder, base, model.eos_id() if model.eos_id() >= 0 else None)
     special = {model.pad_id(), model.bos_id(), model.eos_id()} | set(eos)
     texts = [model.id_to_piece(i) if i >= 0 else "" for i in (model.bos_id(), eos[0] if eos else -1)]
 
@@ -120,7 +120,7 @@ def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
         bos_id=model.bos_id() if model.bos_id() >= 0 else None,
         eos_ids=_turn_end_first([(i, model.id_to_piece(i)) for i in eos if i < size], eos, template, *texts),
         pad_id=model.pad_id() if model.pad_id() >= 0 else (eos[0] if eos else 0),
-        files=_files(folder),
+        files=_files(folder, base),
         chat_template=template,
         bos_text=texts[0],
         eos_text=texts[1],
@@ -128,7 +128,7 @@ def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
     )
 
 
-def _huggingface(folder: pathlib.Path) -> Tokenizer:
+def _huggingface(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
     import tokenizers
 
     try:
@@ -137,7 +137,7 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
         raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
     texts = {name: _special_text(folder, f"{name}_token") for name in ("bos", "eos", "pad")}
     ids = {name: model.token_to_id(text) for name, text in texts.items()}
-    eos, template = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],)), _chat_template(folder)
+    eos, template = _ends(folder, base, ids["eos"]), _chat_template(folder)
     named = [(i, model.id_to_token(i)) for i in eos]
     return Tokenizer(
         encode=lambda text: model.encode(text, add_special_tokens=False).ids,
@@ -147,7 +147,7 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
         bos_id=ids["bos"],
         eos_ids=_turn_end_first(named, eos, template, texts["bos"], texts["eos"]),
         pad_id=ids["pad"] if ids["pad"] is not None else (eos[0] if eos else 0),
-        files=_files(folder),
+        files=_files(folder, base),
         chat_template=template,
         bos_text=texts["bos"],
         eos_text=texts["eos"],
@@ -168,7 +168,13 @@ def _eos_ids(folder: pathlib.Path) -> tuple[int, ...]:
     return ()
 
 
-def _files(folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
+def _ends(folder: pathlib.Path, base: pathlib.Path, own: int | None) -> tuple[int, ...]:
+    """The end ids of a folder, or the end token of its tokenizer; of an adapter that token, then all of its base."""
+    mine = () if own is None else (own,)
+    return _eos_ids(folder) or (mine if base == folder else tuple(dict.fromkeys((*mine, *_eos_ids(base)))))
+
+
+def _files(folder: pathlib.Path, base: pathlib.Path) -> tuple[pathlib.Path, ...]:
     names = (
         "tokenizer.model",
         "tokenizer.json",
@@ -179,20 +185,29 @@ def _files(folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
         "vocab.json",
         "merges.txt",
     )
-    return tuple(folder / n for n in names if (folder / n).is_file())
+    found = [folder / n for n in names if (folder / n).is_file()]
+    ends = base / "generation_config.json"
+    return (*found, *([ends] if ends.is_file() and ends.name not in {path.name for path in found} else ()))
 
 
-def load(folder: str | pathlib.Path) -> Tokenizer:
+def load(folder: str | pathlib.Path, *, base: str | pathlib.Path | None = None) -> Tokenizer:
     """Loads the tokenizer of a model folder: ``tokenizer.json`` first, else a SentencePiece ``tokenizer.model``.
+
+    Args:
+      base: of the folder of an adapter. What was trained with it lies beside it (a chat template, tokens for turns) and
+        counts; the tokenizer of the base is taken where there is none.
 
     Raises:
       UserError: when the folder holds neither, or no end token is defined.
     """
     folder = pathlib.Path(folder)
+    base = folder if base is None else pathlib.Path(base)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        folder = base
     if (folder / "tokenizer.json").is_file():
-        tokenizer = _huggingface(folder)
+        tokenizer = _huggingface(folder, base)
     elif (folder / "tokenizer.model").is_file():
-        tokenizer = _sentencepiece(folder)
+        tokenizer = _sentencepiece(folder, base)
     else:
         raise UserError(f"{folder} holds neither tokenizer.json nor tokenizer.model; add one to the model folder")
     if not tokenizer.eos_ids:

@@ -165,7 +165,7 @@ def load_model(
     given = pathlib.Path(name)
     try:
         folder = lora.base_of(given) if given.is_dir() else weights.bundled(name)
-        tokenizer = tokenizers.load(folder)
+        tokenizer = tokenizers.load(given, base=folder) if given.is_dir() else tokenizers.load(folder)
         merged = given.is_dir() and folder != given
         policy, params, config = weights.pretrained(
             folder,

@@ -1,12 +1,14 @@
 """The folder of an adapter is a model: its base with the adapter merged, for every command."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import lora
@@ -95,3 +97,18 @@ def test_an_adapter_of_another_model_is_one_line(adapted, tmp_path):
     with pytest.raises(UserError, match="--model .*the config and r want"):
         parts.load_model(str(tmp_path))
     assert doctor.cli([str(tmp_path)]) == 1
+
+
+def test_the_tokenizer_that_was_trained_beside_it_counts(adapted, tmp_path):
+    """As trainers save it: with the chat template that the base lacks; ends stay those of the base, too."""
+    folder, base = shutil.copytree(adapted[0], tmp_path / "adapter"), weights.bundled("nano")
+    bare = tokenizers.load(base)
+    assert parts.load_model(str(folder)).tokenizer.files == bare.files
+    for path in bare.files:
+        if path.name.startswith("tokenizer"):
+            shutil.copy(path, folder / path.name)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    tokenizer = parts.load_model(str(folder)).tokenizer
+    assert bare.chat_template is None and tokenizer.chat_template.startswith("{% for m")
+    assert tokenizer.eos_ids == bare.eos_ids and tokenizer.encode("1+2") == bare.encode("1+2")
+    assert {path.name: path.parent for path in tokenizer.files}["chat_template.jinja"] == folder

@@ -224,7 +224,7 @@ def examine(folder: pathlib.Path, *, forward: bool = False) -> Findings:
     yield Finding("ok", "config", f"{config.family}: {size}")
     yield from guarded("weights", lambda: check_files(folder, config))
     try:
-        tokenizer = tokenizers.load(folder)
+        tokenizer = tokenizers.load(given, base=folder)
     except (ValueError, OSError) as error:
         yield Finding("FAIL", "tokenizer", str(error))
         return
