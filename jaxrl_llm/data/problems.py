@@ -46,6 +46,15 @@ def hash_split(
     return parts[0], list({id(row): row for row in parts[1]}.values())
 
 
+def evenly(rows: Sequence[T], most: int) -> list[T]:
+    """So many rows from all over them: those of a file may be sorted by their level, and those of a mixture by source.
+
+    >>> evenly("abcdefgh", 4), evenly("ab", 4)
+    (['a', 'c', 'e', 'g'], ['a', 'b'])
+    """
+    return [rows[k * len(rows) // most] for k in range(most)] if most < len(rows) else list(rows)
+
+
 def make_split(
     task: ModuleType, *, split: str, n: int, seed: int, levels: Sequence[int] | None = None, weights=None
 ) -> list[Problem]:

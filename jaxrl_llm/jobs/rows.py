@@ -73,7 +73,7 @@ def held_out(rows: Sequence[Any], most: int, data: str) -> tuple[list[Any], list
       UserError: where nothing is left of one of them.
     """
     kept, held = problem_tables.hash_split(list(rows), lambda row: str(row.prompt), data, give="distinct prompts")
-    return kept, held[:most]
+    return kept, problem_tables.evenly(held, most)
 
 
 @lru_cache(maxsize=2)

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jaxrl_llm import reduce
 from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.problems import hash_split
+from jaxrl_llm.data.problems import evenly, hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs import processes, retry_question, text_games, tool_question
 from jaxrl_llm.envs import text as text_envs
@@ -60,7 +60,7 @@ def _only(folder: pathlib.Path, pattern: str) -> pathlib.Path:
 def split(rows: Sequence[Any], identity: Callable[[Any], str], most: int, data: str) -> tuple[list[Any], list[Any]]:
     """Tasks to train on, and at most so many that are held out."""
     train, held = hash_split(rows, identity, data, rows_are="tasks", give="tasks")
-    return train, held[:most]
+    return train, evenly(held, most)
 
 
 def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
@@ -84,7 +84,7 @@ def _house(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer
         raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
     world = processes.in_processes(text_games.alfworld_env, processes=settings.env_processes)
     train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
-    both = ([task.answer["game"] for task in part] for part in (train, held[: settings.eval_problems]))
+    both = ([task.answer["game"] for task in part] for part in (train, evenly(held, settings.eval_problems)))
     return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
 
 

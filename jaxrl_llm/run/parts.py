@@ -262,7 +262,7 @@ def load_problems(
         if len(held) < heldout:
             fewer = f"--eval-problems {heldout}: {data} has only {len(held)} held out (10 % by hash); all are used"
             warnings.warn(fewer, stacklevel=2)
-        return rows, held[:heldout], verify
+        return rows, problem_tables.evenly(held, heldout), verify
     # the same held-out problems for every seed
     held = list(evaluated) if evaluated is not None else make(split="heldout", n=heldout, seed=0)
     return make(split="train", n=train, seed=seed), held, verify
@@ -331,8 +331,8 @@ def load_evaluated(
         raise type(error)(str(error).replace("--data ", "--eval-data ", 1)) from error
     rows = once(rows)
     if len(rows) > most:
-        warnings.warn(f"--eval-problems {most}: the first of {len(rows)} rows of {data} are measured on", stacklevel=2)
-    return rows[:most], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
+        warnings.warn(f"--eval-problems {most}: so many of {len(rows)} rows of {data} are measured on", stacklevel=2)
+    return problem_tables.evenly(rows, most), VERIFIERS[verifier or formats.FORMATS[layout].verifier]
 
 
 def once(rows: Sequence[Problem]) -> list[Problem]:

@@ -524,3 +524,18 @@ def test_a_mixture_has_its_shares(own):
     for spec, said in (("a@1,b", "'b' is no SOURCE@WEIGHT"), ("a@0,b@1", "'a@0' is no"), ("a@x", "'a@x' is no")):
         with pytest.raises(UserError, match=said):
             formats.read_problems(spec)
+
+
+def test_few_problems_are_measured_from_all_over_what_is_held_out(tmp_path):
+    """A file may be sorted by level, and a mixture is by source: the first of either would be of one kind."""
+    files = [tmp_path / f"{name}.jsonl" for name in ("easy", "hard")]
+    for path in files:
+        rows = [{"prompt": f"{path.stem} {k}", "answer": "1"} for k in range(200)]
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+    mixed = f"{files[0]}@0.5,{files[1]}@0.5"
+    _, held, _ = parts.load_problems(mixed, train=0, heldout=8, seed=0)
+    with pytest.warns(UserWarning, match="--eval-problems 8: so many of 400 rows"):
+        rows_of_file, _ = parts.load_evaluated(mixed, most=8, layout="plain")
+    for chosen in (held, rows_of_file):
+        kinds = [row.prompt.split()[0] for row in chosen]
+        assert len(kinds) == 8 and 3 <= kinds.count("hard") <= 5

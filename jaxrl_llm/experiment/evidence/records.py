@@ -12,6 +12,7 @@ from jaxrl_llm.experiment import claims, locate, plots, results
 from jaxrl_llm.experiment.claims import Claim, Judged
 from jaxrl_llm.experiment.evidence import beds, verdicts
 from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.run.records import record as files
 
 OLD = "old instrument"
 
@@ -101,7 +102,7 @@ def caption(record: dict[str, Any]) -> str:
 
 def save(record: dict[str, Any], path: pathlib.Path) -> None:
     """A record with few line breaks."""
-    path.write_text(json.dumps(record, separators=(",", ":")).replace('},"', '},\n"') + "\n")
+    files.write_whole(path, json.dumps(record, separators=(",", ":")).replace('},"', '},\n"') + "\n")
 
 
 def withdrawn(root: pathlib.Path) -> dict[tuple[str, str], str]:

@@ -80,7 +80,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
+def write_whole(path: pathlib.Path, text: str) -> None:
     """Writes aside and renames, so that a reader never sees half a file."""
     scratch = path.with_suffix(path.suffix + ".tmp")
     scratch.write_text(text)
@@ -97,12 +97,12 @@ def read_json(path: pathlib.Path) -> Any:
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """One value as indented JSON, all at once."""
-    _replace(path, json.dumps(_finite(value), indent=1, default=str) + "\n")
+    write_whole(path, json.dumps(_finite(value), indent=1, default=str) + "\n")
 
 
 def write_lines(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
     """One JSON object a line, all at once; replaces what an earlier try left."""
-    _replace(path, "".join(json.dumps(_finite(row)) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(_finite(row)) + "\n" for row in rows))
 
 
 def append_line(path: pathlib.Path, value: dict[str, Any]) -> None:
