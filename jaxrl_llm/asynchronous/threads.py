@@ -4,9 +4,11 @@ For a machine whose devices or host have room for it: a rollout is sampled while
 a slow scorer in Python holds up neither.
 """
 
+import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,6 +86,29 @@ def _arrived(queue: TransferQueue, step: int, early: set[int], patience_s: float
     return rollout, rewards
 
 
+@contextlib.contextmanager
+def _working(threads: Sequence[threading.Thread], *channels: Any) -> Iterator[None]:
+    """Threads that end with the block, as their channels close; behind an error they have ``LEAVE_S`` for it.
+
+    None is waited for where nothing arrived in time: one of them hangs.
+    """
+    for thread in threads:
+        thread.start()
+    wait = LEAVE_S
+    try:
+        yield
+        wait = math.inf
+    except TimeoutError:
+        wait = 0.0
+        raise
+    finally:
+        for channel in channels:
+            channel.close()
+        end = time.monotonic() + wait
+        for thread in threads:
+            thread.join(None if wait == math.inf else max(end - time.monotonic(), 0.0))
+
+
 def run(
     loop: HostLoop,
     state: TrainState,
@@ -157,12 +182,9 @@ def run(
         return inner
 
     threads = [threading.Thread(target=guarded(work), daemon=True) for work in (sample, *[score] * scorers)]
-    for thread in threads:
-        thread.start()
     early: set[int] = set()
-    done = False
     streak = skipped.Streak(loop.most_skipped) if streak is None else streak
-    try:
+    with _working(threads, weights, queue):
         for step in range(first, steps):
             rollout, rewards = _arrived(queue, step, early, patience_s)
             drawn, behind = rollout.drawn, int(state.step) - rollout.version
@@ -179,14 +201,4 @@ def run(
             parity.check(row, loop.most_gap, step + 1)
             history.append(figures(Iteration(state, row, drawn, rewards, loop.compiled(), {})))
             streak.see(row, step + 1)
-        done = True
-    except TimeoutError:
-        threads.clear()  # one of them hangs
-        raise
-    finally:
-        weights.close()
-        queue.close()
-        end = time.monotonic() + LEAVE_S
-        for thread in threads:
-            thread.join(None if done else max(end - time.monotonic(), 0.0))
     return state, history

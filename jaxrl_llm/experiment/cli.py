@@ -5,7 +5,7 @@ import importlib
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -350,8 +350,8 @@ def said(prog: str, arguments: list[str]) -> str:
     return " ".join([prog, *kept])
 
 
-def write(module: ModuleType, options: Options, settings: Any, found: Results, claim: Claim, out: pathlib.Path,
-          command: str, instrument: dict[str, Any] | None = None) -> None:  # fmt: skip
+def _write(module: ModuleType, options: Options, settings: Any, found: Results, claim: Claim, out: pathlib.Path,
+           command: str, instrument: dict[str, Any] | None = None) -> None:  # fmt: skip
     """``results.json``, ``table.md`` and ``plot.png``; with ``--record`` also the committed copy.
 
     Args:
@@ -390,6 +390,13 @@ def write(module: ModuleType, options: Options, settings: Any, found: Results, c
     for problem in claim.bed:
         print(f"  test bed  {problem}")
     print(f"{claim.verdict}; results in {out}")
+
+
+def write(*what: Any) -> None:
+    """As ``_write``, by the first process; the others wait until all lies there."""
+    if hosts.is_first():
+        _write(*what)
+    hosts.barrier("results")
 
 
 def keep_copy(whole: dict[str, Any], plot: pathlib.Path, folder: pathlib.Path, slug: str) -> None:
@@ -497,13 +504,13 @@ def check_staleness(options: Options, built: dict[str, Plan]) -> None:
                         "give --loop async, or --arm with others")  # fmt: skip
 
 
-def without_ratio(options: Options, built: dict[str, Plan]) -> Iterator[str]:
-    """What is said of arms that train samples of older weights as if they were of their own."""
+def say_without_ratio(options: Options, built: dict[str, Plan]) -> None:
+    """Names the arms that train samples of older weights as if they were of their own."""
     for name, plan in built.items() if options.loop == "async" else ():
         staleness = options.staleness if plan.staleness is None else plan.staleness
         if staleness > 0 and not fingerprints.reads_sampler_logp(plan):
-            yield (f"arm {name}: its loss has no ratio to the sampler, so that samples of up to {staleness} updates "
-                   "ago train as if they were of present weights")  # fmt: skip
+            hosts.say(f"arm {name}: its loss has no ratio to the sampler, so that samples of up to {staleness} updates "
+                      "ago train as if they were of present weights")  # fmt: skip
 
 
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
@@ -547,9 +554,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         if done is None:
             return None
         found, claim, instrument = done
-        if hosts.is_first():
-            write(module, options, base, found, claim, out, command, instrument)
-        hosts.barrier("record")
+        write(module, options, base, found, claim, out, command, instrument)
         return found
     identities = store.identities(module, resolved, built)
     build = partial(arm_program, module_name(module), arguments)
@@ -559,8 +564,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 
     keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name), remake)
                 for name, settings in resolved.items()}  # fmt: skip
-    for line in without_ratio(options, built):
-        hosts.say(line)
+    say_without_ratio(options, built)
     looks = verdicts.LOOKS if options.until_decided else (number,)
     done = 0
     for look in looks:
@@ -570,9 +574,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         claim = beds.judge(module, found, smoke=options.smoke)
         if claim.verdict != verdicts.UNDECIDED:
             break
-    if hosts.is_first():
-        write(module, options, base, found, claim, out, command)
-    hosts.barrier("results")
+    write(module, options, base, found, claim, out, command)
     return found
 
 

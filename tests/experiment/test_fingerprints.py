@@ -94,13 +94,15 @@ def test_an_open_program_takes_its_constants():
     ("module", "arm", "reads"),
     [(dr_grpo, "ppo", False), (rec_offpolicy, "reinforce", False), (rec_offpolicy, "one_side_is", True)],
 )
-def test_a_loss_without_a_ratio_to_the_sampler_is_seen_and_said(module, arm, reads):
+def test_a_loss_without_a_ratio_to_the_sampler_is_seen_and_said(module, arm, reads, capsys):
     """GRPO's own ratio of a single update is to the present weights, and exactly 1: also where samples are older."""
     settings = arms.resolve(module, arms.preset(module, smoke=True, model="nano"), (arm,))[arm]
     plan = module.build(settings)
     assert fingerprints.reads_sampler_logp(plan) is reads
     options, fresh = (cli.Options(loop="async", staleness=n) for n in (2, 0))
-    said = [*cli.without_ratio(options, {arm: plan._replace(staleness=None)})]
-    assert said == ([] if reads else [f"arm {arm}: its loss has no ratio to the sampler, so that samples of up to 2 "
-                                      "updates ago train as if they were of present weights"])  # fmt: skip
-    assert not [*cli.without_ratio(fresh, {arm: plan._replace(staleness=None)})]
+    cli.say_without_ratio(options, {arm: plan._replace(staleness=None)})
+    said = (f"arm {arm}: its loss has no ratio to the sampler, so that samples of up to 2 updates ago train as if they "
+            "were of present weights\n")  # fmt: skip
+    assert capsys.readouterr().out == ("" if reads else said)
+    cli.say_without_ratio(fresh, {arm: plan._replace(staleness=None)})
+    assert capsys.readouterr().out == ""
