@@ -141,22 +141,49 @@ def encode_dialogue(
     Raises:
       UserError: when the template rewrites earlier turns as the conversation grows.
     """
-    ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    mask = [False] * len(ids)
-    text = ""
+    parts, text = [], ""
     for k, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         opened = _render(tokenizer, messages[:k], add_generation_prompt=True, **variables)
         closed = _render(tokenizer, messages[: k + 1], **variables)
-        prompt = _encode(tokenizer, _rest(text, opened), begins=not text)
-        answer = _encode(tokenizer, _rest(opened, closed))
+        parts.append((_rest(text, opened), _rest(opened, closed)))
+        text = closed
+    return _joined(tokenizer, parts)
+
+
+def _joined(tokenizer: Tokenizer, parts: Sequence[tuple[str, str]]) -> tuple[list[int], list[bool]]:
+    """Ids of texts and the answers to them, in turn, and the mask of the answers up to their end tokens."""
+    ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    mask = [False] * len(ids)
+    for k, (before, said) in enumerate(parts):
+        prompt, answer = _encode(tokenizer, before, begins=k == 0), _encode(tokenizer, said)
         ends = [i for i, token in enumerate(answer) if token in tokenizer.eos_ids]
         chosen = ends[-1] + 1 if ends else len(answer)
         ids += prompt + answer
         mask += [False] * len(prompt) + [i < chosen for i in range(len(answer))]
-        text = closed
     return ids, mask
+
+
+def imitated(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> list[tuple[list[int], list[bool]]]:
+    """Rows that train all answers of a conversation: ids, and the mask of what the assistant says.
+
+    One row, where the template only appends. Where it shows an answer in another way once the conversation goes on
+    (Qwen 3 leaves out what was thought in earlier turns), one row for every answer, as the model meets them.
+
+    Raises:
+      UserError: where the tokenizer has no template, or it rewrites what stands before an answer even there.
+    """
+    try:
+        return [encode_dialogue(tokenizer, messages, **variables)]
+    except Rewrites:
+        ends = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        found = []
+        for end in ends:
+            opened = _render(tokenizer, messages[:end], add_generation_prompt=True, **variables)
+            closed = _render(tokenizer, messages[: end + 1], **variables)
+            found.append(_joined(tokenizer, [(opened, _rest(opened, closed))]))
+        return found
 
 
 def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str], list[int]]:
@@ -181,9 +208,13 @@ def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str]
     return lambda text: behind(text)[end + 1 :]
 
 
+class Rewrites(UserError):
+    """A template shows earlier turns in another way as a conversation grows."""
+
+
 def _rest(start: str, whole: str) -> str:
     if not whole.startswith(start):
-        raise UserError(
+        raise Rewrites(
             "the chat template rewrites earlier turns as the conversation grows; give it a template that only appends"
         )
     return whole[len(start) :]

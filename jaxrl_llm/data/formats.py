@@ -35,7 +35,7 @@ class Format(NamedTuple):
 class Pair(NamedTuple):
     """Two answers to one prompt, of which the first was preferred; ``margin`` in the units of the source, or 0."""
 
-    prompt: str
+    prompt: str | list[dict[str, str]]  # text, or the messages before the answers
     chosen: str
     rejected: str
     margin: float
@@ -85,6 +85,14 @@ def _parsed(text: str) -> list[Any]:
     return list(found)
 
 
+def _messages(value: list[Any], name: str) -> list[dict[str, Any]]:
+    if not value or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
+        raise ValueError(f"a {name} that is a list holds messages with role and content")
+    if not all(isinstance(m["content"], str) for m in value) or not any(m["content"].strip() for m in value):
+        raise ValueError(f"the content of every message of a {name} is text, and not all of it empty")
+    return value
+
+
 def plain(columns: dict[str, Any]) -> Problem:
     """``prompt`` (text, or a list of messages) and ``answer``; optional ``level`` and worked ``solution``.
 
@@ -93,10 +101,7 @@ def plain(columns: dict[str, Any]) -> Problem:
     """
     prompt = columns["prompt"]
     if isinstance(prompt, list):
-        if not prompt or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt):
-            raise ValueError("a prompt that is a list holds messages with role and content")
-        if not all(isinstance(m["content"], str) for m in prompt) or not any(m["content"].strip() for m in prompt):
-            raise ValueError("the content of every message of a prompt is text, and not all of it empty")
+        prompt = _messages(prompt, "prompt")
     elif not isinstance(prompt, str):
         raise ValueError(f"prompt {prompt!r} is neither text nor a list of messages")
     try:
@@ -331,13 +336,14 @@ FORMATS = {
 }
 
 
-def _pair(prompt: str, chosen: str, rejected: str, margin: Any = 0.0) -> Pair:
+def _pair(prompt: str | list[dict[str, str]], chosen: str, rejected: str, margin: Any = 0.0) -> Pair:
     """A pair that says something.
 
     Raises:
       ValueError: for an empty text, two equal answers, or a margin that is no finite number.
     """
-    if not all(isinstance(text, str) and text.strip() for text in (prompt, chosen, rejected)):
+    texts = (chosen, rejected, *([] if isinstance(prompt, list) else [prompt]))
+    if not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError("prompt, chosen and rejected must be texts that are not empty")
     if chosen == rejected:
         raise ValueError("chosen and rejected are equal: nothing is preferred")
@@ -364,25 +370,44 @@ def hh_rlhf(columns: dict[str, Any]) -> Pair:
     return _pair(prompt + marker, chosen, rejected)
 
 
+_HH_TURN = re.compile(r"\n\n(Human|Assistant):")
+
+
+def hh_messages(prompt: str) -> list[dict[str, str]]:
+    r"""The turns of a prompt of HH-RLHF, for a chat template.
+
+    >>> hh_messages("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:")[1:]
+    [{'role': 'assistant', 'content': 'b'}, {'role': 'user', 'content': 'c'}]
+    """
+    _, *parts = _HH_TURN.split(prompt)
+    roles = ("user" if said == "Human" else "assistant" for said in parts[::2])
+    return [{"role": role, "content": text.strip()} for role, text in zip(roles, parts[1::2], strict=True)][:-1]
+
+
 def ultrafeedback(columns: dict[str, Any]) -> Pair:
     """UltraFeedback, binarised: messages of both answers, ``score_chosen - score_rejected`` as margin."""
-    (before, chosen), (other, rejected) = (_last_message(columns[name], name) for name in ("chosen", "rejected"))
-    if before != other:
-        raise ValueError("the two dialogues part before their last turn")
     margin = float(columns.get("score_chosen") or 0.0) - float(columns.get("score_rejected") or 0.0)
-    return _pair(columns["prompt"], chosen, rejected, margin)
+    written = {n: x for n in ("chosen", "rejected") if isinstance(x := columns[n], str) and re.match(r"\s*\[\s*\{", x)}
+    return plain_pair(columns | {"margin": margin} | {name: _listed(x, name, dict) for name, x in written.items()})
 
 
-def _last_message(value: Any, name: str) -> tuple[list[Any], str]:
-    """What stands before the answer, a prompt at most, and the text of the answer; of a text itself."""
-    if isinstance(value, str) and not re.match(r"\s*\[\s*\{", value):
+def _answered(value: Any, name: str) -> tuple[list[dict[str, Any]], Any]:
+    """The messages before an answer, and the text of the answer; of a text none, and itself."""
+    if not isinstance(value, list):
         return [], value
-    messages = _listed(value, name, dict)
-    if not 1 <= len(messages) <= 2:
-        raise ValueError(
-            f"{name} holds {len(messages)} messages, of which the prompt shows one; give a prompt and an answer"
-        )
-    return messages[:-1], messages[-1]["content"]
+    last = value[-1] if value else None
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        raise ValueError(f"{name} does not end with a message of the assistant")
+    return value[:-1], last.get("content")
+
+
+def _prompt_of(prompt: Any, before: list[dict[str, Any]]) -> Any:
+    """The prompt of answers that stand behind messages; of one message it is its own words, where it is text."""
+    if isinstance(prompt, list):
+        before = before if before[: len(prompt)] == prompt else [*prompt, *before]
+    elif prompt and len(before) < 2:
+        return prompt
+    return _messages(before, "prompt") if before else prompt
 
 
 def tldr(columns: dict[str, Any]) -> Pair:
@@ -399,41 +424,58 @@ def tldr(columns: dict[str, Any]) -> Pair:
 
 
 def plain_pair(columns: dict[str, Any]) -> Pair:
-    """``prompt``, ``chosen`` and ``rejected``, texts; optional ``margin``.
+    """``prompt``, ``chosen`` and ``rejected``, texts or messages; optional ``margin``.
+
+    Answers that are messages may be whole conversations, which part at the last turn; ``prompt`` may then be missing.
 
     >>> plain_pair({"prompt": "a", "chosen": "b", "rejected": "c"}).margin
     0.0
     """
-    return _pair(*(columns[name] for name in ("prompt", "chosen", "rejected")), columns.get("margin") or 0.0)
+    (before, chosen), (other, rejected) = (_answered(columns[name], name) for name in ("chosen", "rejected"))
+    if before != other:
+        raise ValueError("the two dialogues part before their last turn")
+    if not (prompt := columns.get("prompt")) and not before:
+        has = f"it has {', '.join(columns)}"
+        raise ValueError(f"lacks prompt; {has}: rename columns, or name their --format")
+    return _pair(_prompt_of(prompt, before), chosen, rejected, columns.get("margin") or 0.0)
 
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def unpaired(columns: dict[str, Any]) -> tuple[str, str, bool]:
-    """``prompt``, ``completion`` and ``label``: whether it is desirable.
+def _completed(columns: dict[str, Any], name: str) -> tuple[Any, str]:
+    """``prompt`` and the response of column ``name``, texts or messages.
+
+    Raises:
+      ValueError: where one of them is empty.
+    """
+    before, response = _answered(columns[name], name)
+    prompt = _prompt_of(columns["prompt"], before)
+    if not prompt or not isinstance(prompt, str | list) or not (isinstance(response, str) and response):
+        raise ValueError(f"prompt and {name} must be texts that are not empty")
+    return prompt, response
+
+
+def unpaired(columns: dict[str, Any]) -> tuple[Any, str, bool]:
+    """``prompt`` and ``completion``, texts or messages, and ``label``: whether it is desirable.
 
     >>> unpaired({"prompt": "a", "completion": "b", "label": 1})
     ('a', 'b', True)
     """
-    prompt, completion, label = columns["prompt"], columns["completion"], columns["label"]
-    if not (isinstance(prompt, str) and prompt and isinstance(completion, str) and completion):
-        raise ValueError("prompt and completion must be texts that are not empty")
+    (prompt, completion), label = _completed(columns, "completion"), columns["label"]
     named = _LABELS.get(label.strip().lower()) if isinstance(label, str) else label  # a CSV file holds texts
     if named not in (True, False, 0, 1):
         raise ValueError(f"label is {label!r}; give true or false")
     return prompt, completion, bool(named)
 
 
-def rewarded(columns: dict[str, Any]) -> tuple[str, str, float]:
-    """``prompt``, ``response`` and ``reward``, a number: what was logged of a model in use.
+def rewarded(columns: dict[str, Any]) -> tuple[Any, str, float]:
+    """``prompt`` and ``response``, texts or messages, and ``reward``, a number: what was logged of a model in use.
 
     >>> rewarded({"prompt": "a", "response": "b", "reward": "0.5"})
     ('a', 'b', 0.5)
     """
-    prompt, response, reward = columns["prompt"], columns["response"], columns["reward"]
-    if not (isinstance(prompt, str) and prompt and isinstance(response, str) and response):
-        raise ValueError("prompt and response must be texts that are not empty")
+    (prompt, response), reward = _completed(columns, "response"), columns["reward"]
     if not isfinite(float(reward)):
         raise ValueError(f"reward is {reward!r}; give a number")
     return prompt, response, float(reward)
@@ -465,10 +507,31 @@ def scores(columns: dict[str, Any]) -> Pair:
     return _pair(columns["prompt"], texts[best], texts[worst], values[best] - values[worst])
 
 
+def conversation(columns: dict[str, Any]) -> list[dict[str, str]]:
+    """``messages``: a conversation, all of whose answers are imitated; or ShareGPT's ``conversations``.
+
+    >>> said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    >>> conversation({"conversations": said})[1]
+    {'role': 'assistant', 'content': 'b'}
+    """
+    name = "conversations" if columns.get("messages") is None else "messages"
+    if columns.get(name) is None:
+        raise ValueError(f"lacks messages (or conversations); it has {', '.join(columns)}: rename columns")
+    roles = {"human": "user", "gpt": "assistant"}
+    found = [
+        {"role": roles.get(m["from"], m["from"]), "content": m["value"]} if {"from", "value"} <= set(m) else m
+        for m in _listed(columns[name], name, dict)
+    ]
+    said = _messages(found, "conversation")
+    if said[0]["role"] == "assistant" or not any(m["role"] == "assistant" and m["content"].strip() for m in said):
+        raise ValueError("a conversation has no answer of the assistant behind what it answers")
+    return said
+
+
 PAIR_FORMATS = {
-    "plain": (("prompt", "chosen", "rejected"), plain_pair),
+    "plain": (("chosen", "rejected"), plain_pair),
     "hh-rlhf": (("chosen", "rejected"), hh_rlhf),
-    "ultrafeedback": (("prompt", "chosen", "rejected"), ultrafeedback),
+    "ultrafeedback": (("chosen", "rejected"), ultrafeedback),
     "tldr": (("info", "summaries", "choice"), tldr),
     "scores": (("prompt", "completions"), scores),
 }
@@ -481,7 +544,7 @@ def _made(row: Row, columns: tuple[str, ...], make: Callable[[dict[str, Any]], A
         return Malformed(row.where, f"lacks {', '.join(absent)}; {has}: rename columns, or name their --format")
     if null := [c for c in columns if row.columns[c] is None]:
         return Malformed(row.where, f"{', '.join(null)} is null; give a value or drop the row")
-    first = row.columns[columns[0]]
+    first = row.columns[columns[0]] if columns else None
     if isinstance(first, str) and not first.strip():
         return Malformed(row.where, f"{columns[0]} is empty; give text or drop the row")
     try:
@@ -553,30 +616,35 @@ def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair]
     return _mixed(spec, lambda source: _convert(source, *PAIR_FORMATS[layout], bad_rows), bad_rows)
 
 
-def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
+def read_conversations(spec: str, *, bad_rows: int = 0) -> tuple[list[list[dict[str, str]]], list[Malformed]]:
+    """Conversations, see ``conversation``, and the rows left out."""
+    return _mixed(spec, lambda source: _convert(source, (), conversation, bad_rows), bad_rows)
+
+
+def paired(judged: Sequence[tuple[Any, str, bool]]) -> list[Pair]:
     """Responses with a label as pairs: of a prompt the k-th good one over the k-th bad one, in turn.
 
     >>> [p[:3] for p in paired([("a", "b", True), ("a", "c", False), ("a", "d", True), ("e", "f", True)])]
     [('a', 'b', 'c'), ('a', 'd', 'c')]
     """
-    by_prompt: dict[str, tuple[list[str], list[str]]] = {}
+    by_prompt: dict[str, tuple[Any, list[str], list[str]]] = {}
     for prompt, response, label in judged:
-        by_prompt.setdefault(prompt, ([], []))[not label].append(response)
+        by_prompt.setdefault(str(prompt), (prompt, [], []))[1 if label else 2].append(response)
     found = []
-    for prompt, (good, bad) in by_prompt.items():
+    for prompt, good, bad in by_prompt.values():
         count = max(len(good), len(bad)) if good and bad else 0
         pairs = (Pair(prompt, good[k % len(good)], bad[k % len(bad)], 0.0) for k in range(count))
         found += [pair for pair in pairs if pair.chosen != pair.rejected]
     return found
 
 
-def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, bool]], list[Malformed]]:
+def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[Any, str, bool]], list[Malformed]]:
     """Responses with a label, see ``unpaired``, and the rows left out."""
     columns = ("prompt", "completion", "label")
     return _mixed(spec, lambda source: _convert(source, columns, unpaired, bad_rows), bad_rows)
 
 
-def read_rewarded(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, float]], list[Malformed]]:
+def read_rewarded(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[Any, str, float]], list[Malformed]]:
     """Responses with their rewards, see ``rewarded``, and the rows left out."""
     columns = ("prompt", "response", "reward")
     return _mixed(spec, lambda source: _convert(source, columns, rewarded, bad_rows), bad_rows)

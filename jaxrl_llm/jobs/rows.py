@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxrl_llm.data import formats
+from jaxrl_llm.data import chat, formats
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
@@ -40,7 +40,7 @@ class RowSettings(recipes.Settings):
     steps: int = 200
     learning_rate: float = 1e-5
     rows_per_step: int = 32
-    max_new_tokens: int = 512  # columns for a response; longer ones are refused
+    max_new_tokens: int = 512  # columns for a response, or for a whole conversation; longer ones are refused
     bad_rows: int = 0  # unreadable rows of a file that may be left out
     eval_rows: int = 512  # held out by a hash of the prompt, at most a tenth
     train_rows: int = 4096  # of generated rows
@@ -58,10 +58,21 @@ class Text(NamedTuple):
     response: str
 
 
+class Dialogue(NamedTuple):
+    """A conversation, all of whose answers are imitated."""
+
+    messages: list[dict[str, str]]
+
+    @property
+    def prompt(self) -> str:
+        """By which conversations are held out."""
+        return str(self.messages)
+
+
 class Judged(NamedTuple):
     """A response to a prompt, and whether it is desirable."""
 
-    prompt: str
+    prompt: str | list[dict[str, str]]
     response: str
     desirable: bool
 
@@ -137,7 +148,13 @@ def pairs(settings: Any, format_name: str) -> list[formats.Pair]:
         ]
     found, bad = formats.read_pairs(settings.data, layout=format_name, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
-    return found
+    if format_name != "hh-rlhf" or not settings.chat:
+        return found
+    turns = (formats.hh_messages(pair.prompt) for pair in found)
+    return [
+        formats.Pair(said, pair.chosen.strip(), pair.rejected.strip(), pair.margin)
+        for pair, said in zip(found, turns, strict=True)
+    ]
 
 
 def judged(settings: Any, format_name: str) -> list[Judged]:
@@ -210,6 +227,45 @@ def _encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: st
         supervised.joined(table.tokens, table.valid, jnp.asarray(t[:, :longest]), jnp.asarray(v[:, :longest]))
         for t, v in made
     )
+
+
+def dialogues(settings: Any) -> list[Dialogue]:
+    """The conversations of a file.
+
+    Raises:
+      UserError: for a source that cannot be read, or for none.
+    """
+    if settings.data == GENERATED:
+        raise UserError(f"--format messages: --data {GENERATED} holds no conversations; give --data FILE")
+    found, bad = formats.read_conversations(settings.data, bad_rows=settings.bad_rows)
+    _said(settings.data, bad)
+    return [Dialogue(messages) for messages in found]
+
+
+def encoded_dialogues(
+    model: parts.Model, kept: Sequence[Dialogue], held: Sequence[Dialogue], settings: Any
+) -> tuple[SupervisedRows, SupervisedRows]:
+    """Conversations as rows of one width, ``mask`` true on what the assistant said; see ``data.chat.imitated``.
+
+    Raises:
+      UserError: for a conversation that does not fit, or a model without a chat template.
+    """
+    tokenizer, limit = model.tokenizer, min(settings.max_new_tokens, model.config.max_positions)
+    both = [[row for one in some for row in chat.imitated(tokenizer, one.messages)] for some in (kept, held)]
+    width = max(len(ids) for some in both for ids, _ in some)
+    if width > limit:
+        raise UserError(f"a conversation has {width} tokens, the limit is {limit}; raise --max-new-tokens, up to the "
+                        f"model's {model.config.max_positions}, or drop it")  # fmt: skip
+
+    def table(some: list[tuple[list[int], list[bool]]]) -> SupervisedRows:
+        tokens = np.full((len(some), width), tokenizer.pad_id, np.int32)
+        segments, mask = np.zeros((len(some), width), np.int32), np.zeros((len(some), width), bool)
+        for k, (ids, said) in enumerate(some):
+            tokens[k, : len(ids)], segments[k, : len(ids)], mask[k, : len(ids)] = ids, 1, said
+        rows = SupervisedRows(tokens, segments, np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape), mask)
+        return rows if settings.rows_in == "host" else jax.tree.map(jnp.asarray, rows)
+
+    return table(both[0]), table(both[1])
 
 
 def labels(rows: Sequence[Judged]) -> Bool[Array, " N"]:

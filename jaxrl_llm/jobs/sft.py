@@ -1,10 +1,12 @@
-"""Supervised fine-tuning on the responses of a file, or on generated solutions.
+"""Supervised fine-tuning on the responses of a file, on all answers of its conversations, or on generated solutions.
 
 Run: jaxrl sft --model DIR --data FILE.jsonl [--format gsm8k] [--chat] [--lora 16]
+     jaxrl sft --model DIR --data FILE.jsonl --format messages --max-new-tokens 2048
 """
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,9 @@ from jaxrl_llm.train.plan import Plan, Stage
 class Settings(rows.RowSettings):
     """Next-token loss on responses, a mean over their tokens."""
 
-    format: job.Format = "plain"  # the columns of a file; the response is the worked solution, else the answer
+    # the columns of a file; the response is the worked solution, else the answer; messages: conversations, of whose
+    # tokens --max-new-tokens bounds the number
+    format: Literal[job.Format, "messages"] = "plain"
 
 
 EMBEDDED = {"steps": 60, "eval_every": 30, "learning_rate": 3e-4, "max_new_tokens": 96, "train_rows": 1024}
@@ -72,13 +76,18 @@ def measure_of_rows(policy, held: SupervisedRows, *, chunk: int = 32):
 def build(settings: Settings) -> Plan:
     """One stage of minibatches of the rows."""
     model = open_model(settings)
-    kept, held = rows.held_out(rows.texts(settings, settings.format), settings.eval_rows, settings.data)
-    (table,) = rows.encoded(model, [*kept, *held], settings, "response")
-    train, test = (
-        jax.tree.map(lambda x, part=part: x[part], table) for part in (slice(len(kept)), slice(len(kept), None))
-    )
+    spoken = settings.format == "messages"
+    found = rows.dialogues(settings) if spoken else rows.texts(settings, settings.format)
+    kept, held = rows.held_out(found, settings.eval_rows, settings.data)
+    if spoken:
+        train, test = rows.encoded_dialogues(model, kept, held, settings)
+    else:
+        (table,) = rows.encoded(model, [*kept, *held], settings, "response")
+        train, test = (
+            jax.tree.map(lambda x, part=part: x[part], table) for part in (slice(len(kept)), slice(len(kept), None))
+        )
     tx = adamw(settings, settings.steps)
-    size = min(settings.rows_per_step, len(kept))
+    size = min(settings.rows_per_step, train.tokens.shape[0])
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
     method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm or None), train, settings)
     return Plan(lambda key: model.params, (Stage(method, settings.steps),), measure_of_rows(model.policy, test),

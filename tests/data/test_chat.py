@@ -176,6 +176,22 @@ def test_a_turn_that_was_cut_off_ends_before_the_next(tmp_path):
     assert start + [*said, end] + env.step(0, [*said, end]).tokens == whole
 
 
+@pytest.mark.parametrize("rewriting", [False, True])
+def test_all_answers_of_a_conversation_are_imitated(tmp_path, rewriting):
+    """In one row where the template only appends; where it shows the last answer in another way, in a row for each."""
+    last = "('hi\\n' if loop.last and message.role == 'assistant' else '') + message.content"
+    tokenizer = _tokenizer(tmp_path, CHATML.replace("message.content", last) if rewriting else CHATML)
+    said = [*TALK, {"role": "assistant", "content": "you"}]
+    rows = chat.imitated(tokenizer, said)
+    shown = [[word for word, is_said in zip(_words(ids), mask, strict=True) if is_said] for ids, mask in rows]
+    if not rewriting:
+        assert shown == [["hello", "you", "<|im_end|>", "you", "<|im_end|>"]]
+        assert rows[0][0] == chat.encode_chat(tokenizer, said)
+        return
+    assert shown == [["hi", "\n", "hello", "you", "<|im_end|>"], ["hi", "\n", "you", "<|im_end|>"]]
+    assert [ids for ids, _ in rows] == [chat.encode_chat(tokenizer, said[:2]), chat.encode_chat(tokenizer, said)]
+
+
 def test_a_template_that_rewrites_history_is_refused(tmp_path):
     tokenizer = _tokenizer(tmp_path, "{{ messages | length }} " + CHATML)
     with pytest.raises(UserError, match="rewrites earlier turns"):

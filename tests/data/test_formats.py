@@ -308,6 +308,10 @@ def test_malformed_calls(tmp_path, changes, message):
         formats.read_problems(_file(tmp_path, REAL["calls"][0] | changes), layout="calls")
 
 
+def _turns(*texts):
+    return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
+
+
 def test_pairs(tmp_path):
     def only(row, layout):
         (pair,), _ = formats.read_pairs(_file(tmp_path, row), layout=layout)
@@ -324,8 +328,48 @@ def test_pairs(tmp_path):
         only({"chosen": start + " d", "rejected": "\n\nHuman: z\n\nAssistant: d"}, "hh-rlhf")
 
 
-def _turns(*texts):
-    return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
+@pytest.mark.parametrize("layout", ["plain", "ultrafeedback"])
+def test_pairs_of_messages(tmp_path, layout):
+    """With the messages before in a column of their own, in both answers, or in all three; a single one as text."""
+    before, ends = _turns("a", "x", "b"), [_turns("", "y")[1:], _turns("", "z")[1:]]
+    whole = {"chosen": before + ends[0], "rejected": before + ends[1]}
+    rows = [{"prompt": before, "chosen": ends[0], "rejected": ends[1]}, whole, whole | {"prompt": before},
+            whole | {"prompt": "a"}, {"prompt": before, "chosen": "y", "rejected": "z"}]  # fmt: skip
+    for row in rows:
+        assert formats.read_pairs(_file(tmp_path, row), layout=layout)[0] == [(before, "y", "z", 0.0)]
+    row = {"chosen": _turns("a", "b"), "rejected": _turns("a", "c")}
+    assert formats.read_pairs(_file(tmp_path, row), layout=layout)[0] == [(_turns("a"), "b", "c", 0.0)]
+    assert formats.read_pairs(_file(tmp_path, row | {"prompt": "a"}), layout=layout)[0] == [("a", "b", "c", 0.0)]
+
+
+def test_a_text_that_looks_like_messages_stays_text(tmp_path):
+    calls = '[{"name": "f"}]'
+    row = {"prompt": "a", "chosen": calls, "rejected": "b"}
+    assert formats.read_pairs(_file(tmp_path, row), layout="plain")[0] == [("a", calls, "b", 0.0)]
+
+
+def test_labels_and_rewards_of_messages(tmp_path):
+    row = {"prompt": _turns("a"), "completion": _turns("", "b")[1:], "label": True}
+    assert formats.read_judged(_file(tmp_path, row))[0] == [(_turns("a"), "b", True)]
+    both = [(_turns("a"), "b", True), (_turns("a"), "c", False)]
+    assert formats.paired(both) == [(_turns("a"), "b", "c", 0.0)]
+    row = {"prompt": _turns("a"), "response": "b", "reward": 1}
+    assert formats.read_rewarded(_file(tmp_path, row))[0] == [(_turns("a"), "b", 1.0)]
+
+
+def test_conversations(tmp_path):
+    said = _turns("a", "b", "c", "d")
+    named = [{"from": {"user": "human", "assistant": "gpt"}[m["role"]], "value": m["content"]} for m in said]
+    for row in ({"messages": said}, {"conversations": named}, {"conversations": said}):
+        assert formats.read_conversations(_file(tmp_path, row))[0] == [said]
+    for row, message in (
+        ({"prompt": "a"}, "lacks messages .or conversations.; it has prompt"),
+        ({"messages": _turns("a")}, "a conversation has no answer of the assistant behind what it answers"),
+        ({"messages": _turns("", "a", "b", "c")[1:]}, "a conversation has no answer of the assistant behind what"),
+        ({"messages": [{"role": "user"}]}, "a conversation that is a list holds messages with role and content"),
+    ):
+        with pytest.raises(DataError, match=f"rows.jsonl:1: {message}"):
+            formats.read_conversations(_file(tmp_path, row))
 
 
 NAN = float("nan")
@@ -342,10 +386,16 @@ TALK = "\n\nHuman: a\n\nAssistant:"
         ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", ""), "rejected": _turns("a", "b")}, ".* not empty"),
         ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", "b"), "rejected": _turns("a", "b")}, ".* are equal"),
         (
-            "ultrafeedback",
-            {"prompt": "a", "chosen": _turns("a", "x", "b", "y"), "rejected": _turns("a", "x", "b", "z")},
-            "chosen holds 4 messages, of which the prompt shows one",
+            "plain",
+            {"prompt": "a", "chosen": _turns("a"), "rejected": _turns("a", "b")},
+            "chosen does not end with a mes",
         ),
+        (
+            "plain",
+            {"chosen": "b", "rejected": "c"},
+            "lacks prompt; it has chosen, rejected: rename columns, or name th",
+        ),
+        ("plain", {"prompt": ["a"], "chosen": "b", "rejected": "c"}, "a prompt that is a list holds messages"),
         ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", "b"), "rejected": _turns("c", "d")}, "the two"),
         ("hh-rlhf", {"chosen": f"{TALK} b\n\nHuman: thanks", "rejected": f"{TALK} c"}, "a dialogue goes on behind"),
         ("hh-rlhf", {"chosen": TALK, "rejected": f"{TALK} c"}, ".* not empty"),

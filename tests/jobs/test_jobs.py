@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -539,3 +540,52 @@ def test_few_problems_are_measured_from_all_over_what_is_held_out(tmp_path):
     for chosen in (held, rows_of_file):
         kinds = [row.prompt.split()[0] for row in chosen]
         assert len(kinds) == 8 and 3 <= kinds.count("hard") <= 5
+
+
+def _talk(k):
+    return [{"role": "user", "content": f"{k} plus 1?"}, {"role": "assistant", "content": str(k + 1)},
+            {"role": "user", "content": "more"}, {"role": "assistant", "content": str(k + 2)}]  # fmt: skip
+
+
+def test_conversations_are_imitated_answer_by_answer(own, tmp_path):
+    shutil.copytree(own, tmp_path / "model")
+    template = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}</s>{% endfor %}" + (
+        "{% if add_generation_prompt %}<a>{% endif %}")  # fmt: skip
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    data = tmp_path / "talks.jsonl"
+    data.write_text("\n".join(json.dumps({"messages": _talk(k)}) for k in range(60)))
+    words = ["--model", str(tmp_path / "model"), "--data", str(data), "--format", "messages"]
+    found = arm(sft, [*SMALL[:-1], "64", *words], tmp_path / "run")
+    assert found.updates == 2 and np.isfinite(found.metrics["eval/loss"]).all() and found.metrics["grad/norm"][0] > 0
+    settings = dataclasses.replace(sft.Settings(), model=str(tmp_path / "model"), data=str(data), format="messages")
+    model, talks = options.open_model(settings), rows.dialogues(settings)
+    train, test = rows.encoded_dialogues(model, talks[:50], talks[50:], settings)
+    assert train.tokens.shape[0] == 50 and train.tokens.shape[1] == test.tokens.shape[1]
+    assert model.tokenizer.decode(np.asarray(train.tokens[7])[np.asarray(train.mask[7])].tolist()) == "89"
+    assert int(train.mask[7].sum()) == 4 and not bool((train.mask & (train.segment_ids == 0)).any())  # two end tokens
+    with pytest.raises(UserError, match="a conversation has .* tokens, the limit is 8; raise --max-new-tokens"):
+        rows.encoded_dialogues(model, talks[:50], talks[50:], dataclasses.replace(settings, max_new_tokens=8))
+    with pytest.raises(UserError, match="--format messages: --data chain holds no conversations; give --data FILE"):
+        rows.dialogues(dataclasses.replace(settings, data="chain"))
+
+
+def test_pairs_of_several_turns(own, tmp_path):
+    """Messages go through the chat template; HH-RLHF's turns do with --chat, and are text without."""
+    said = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(json.dumps({"chosen": f"{said} d", "rejected": f"{said} e"}))
+    settings = dataclasses.replace(dpo.Settings(), data=str(data), format="hh-rlhf")
+    assert rows.pairs(settings, "hh-rlhf") == [(said, " d", " e", 0.0)]
+    turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), "abc", strict=True)]
+    assert rows.pairs(dataclasses.replace(settings, chat=True), "hh-rlhf") == [(turns, "d", "e", 0.0)]
+    shutil.copytree(own, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    data.write_text("\n".join(json.dumps({"chosen": _talk(k), "rejected": [*_talk(k)[:-1], _talk(0)[1]]})
+                              for k in range(5, 65)))  # fmt: skip
+    found = arm(dpo, ["--model", str(tmp_path / "model"), "--data", str(data), *SMALL], tmp_path / "run")
+    assert found.updates == 2 and np.isfinite(found.metrics["loss/total"]).all()
+    model = options.open_model(dataclasses.replace(settings, model=str(tmp_path / "model")))
+    pairs = rows.pairs(dataclasses.replace(settings, format="plain"), "plain")
+    chosen, _ = rows.encoded(model, pairs, settings, "chosen", "rejected")
+    text = model.tokenizer.decode(np.asarray(chosen.tokens[0]).tolist())
+    assert text.endswith("<5 plus 1?><6><more>7")
