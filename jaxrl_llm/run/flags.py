@@ -117,7 +117,8 @@ def _flagged(kind: Any) -> list[str]:
 
 def several(kind: Any) -> set[str]:
     """The fields of a dataclass that take any number of values."""
-    return {field.name for field in dataclasses.fields(kind) if typing.get_origin(field.type) is tuple}
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return {field.name for field in fields if typing.get_origin(field.type) is tuple}
 
 
 def joined(arguments: Sequence[str], many: Iterable[str]) -> list[str]:

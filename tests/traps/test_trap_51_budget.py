@@ -58,15 +58,15 @@ def same(one, other):
 
 def test_a_spent_budget_stops_the_run_with_a_line_and_keeps_it(command, tmp_path, monkeypatch, capfd):
     with serving(monkeypatch, reply=user) as server:
-        given = [*command, "--user", server.address, "--out", str(tmp_path / "cut"), "--endpoint-requests", "18"]
+        given = [*command, "--user", server.address, "--out", str(tmp_path / "cut"), "--endpoint-requests", "14"]
         with pytest.raises(SystemExit) as end:
             experiment.main(mua_rl.__name__, given)
-        assert end.value.code == 2 and len(server.seen) == 18
+        assert end.value.code == 2 and len(server.seen) == 14
         assert {r["temperature"] for r in server.seen} == {1.0}  # tau-bench's users
         talks = {r["seed"] for r in server.seen if len(r["messages"]) > 2}
         assert len(talks) > 4, "every talk is a sample of its own"
     (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("error: ")]
-    assert "is spent: 18 requests" in line and "raise --endpoint-requests 18 and run again" in line
+    assert "is spent: 14 requests" in line and "raise --endpoint-requests 14 and run again" in line
     assert "cut/seeds/mua_rl/seed_0 is kept at step 1, the same command goes on there" in line
     assert (tmp_path / "cut" / "seeds" / "mua_rl" / "seed_0" / "checkpoints" / "stage_0" / "step_00000001").is_dir()
 
