@@ -141,12 +141,22 @@ def encode_dialogue(
     Raises:
       UserError: when the template rewrites earlier turns as the conversation grows.
     """
+    return _appended(tokenizer, _answers(tokenizer, messages, **variables))
+
+
+def _answers(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> list[tuple[str, str]]:
+    """Of every answer the text before it and the text with it, as the template shows them at that moment."""
+    return [
+        (_render(tokenizer, messages[:k], add_generation_prompt=True, **variables),
+         _render(tokenizer, messages[: k + 1], **variables))
+        for k, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]  # fmt: skip
+
+
+def _appended(tokenizer: Tokenizer, answers: Sequence[tuple[str, str]]) -> tuple[list[int], list[bool]]:
     parts, text = [], ""
-    for k, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        opened = _render(tokenizer, messages[:k], add_generation_prompt=True, **variables)
-        closed = _render(tokenizer, messages[: k + 1], **variables)
+    for opened, closed in answers:
         parts.append((_rest(text, opened), _rest(opened, closed)))
         text = closed
     return _joined(tokenizer, parts)
@@ -174,16 +184,11 @@ def imitated(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any
     Raises:
       UserError: where the tokenizer has no template, or it rewrites what stands before an answer even there.
     """
+    answers = _answers(tokenizer, messages, **variables)
     try:
-        return [encode_dialogue(tokenizer, messages, **variables)]
+        return [_appended(tokenizer, answers)]
     except Rewrites:
-        ends = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-        found = []
-        for end in ends:
-            opened = _render(tokenizer, messages[:end], add_generation_prompt=True, **variables)
-            closed = _render(tokenizer, messages[: end + 1], **variables)
-            found.append(_joined(tokenizer, [(opened, _rest(opened, closed))]))
-        return found
+        return [_joined(tokenizer, [(opened, _rest(opened, closed))]) for opened, closed in answers]
 
 
 def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str], list[int]]:

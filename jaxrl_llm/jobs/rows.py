@@ -257,15 +257,8 @@ def encoded_dialogues(
         raise UserError(f"a conversation has {width} tokens, the limit is {limit}; raise --max-new-tokens, up to the "
                         f"model's {model.config.max_positions}, or drop it")  # fmt: skip
 
-    def table(some: list[tuple[list[int], list[bool]]]) -> SupervisedRows:
-        tokens = np.full((len(some), width), tokenizer.pad_id, np.int32)
-        segments, mask = np.zeros((len(some), width), np.int32), np.zeros((len(some), width), bool)
-        for k, (ids, said) in enumerate(some):
-            tokens[k, : len(ids)], segments[k, : len(ids)], mask[k, : len(ids)] = ids, 1, said
-        rows = SupervisedRows(tokens, segments, np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape), mask)
-        return rows if settings.rows_in == "host" else jax.tree.map(jnp.asarray, rows)
-
-    return table(both[0]), table(both[1])
+    train, test = (supervised.filled_up(some, width=width, pad_id=tokenizer.pad_id) for some in both)
+    return (train, test) if settings.rows_in == "host" else jax.tree.map(jnp.asarray, (train, test))
 
 
 def labels(rows: Sequence[Judged]) -> Bool[Array, " N"]:

@@ -35,19 +35,23 @@ def supervised_rows(model: Any, pairs: Sequence[tuple[str, str]], *, width: int)
     Raises:
       UserError: for a pair that does not fit the width.
     """
-    tokenizer, count = model.tokenizer, len(pairs)
-    tokens = np.full((count, width), tokenizer.pad_id, np.int32)
-    segments, mask = np.zeros((count, width), np.int32), np.zeros((count, width), bool)
+    tokenizer, rows = model.tokenizer, []
     for k, (prompt, response) in enumerate(pairs):
         begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
         head, tail = [*begin, *tokenizer.encode(prompt)], [*tokenizer.encode(response), tokenizer.eos_ids[0]]
         if len(head) + len(tail) > width:
             raise UserError(f"pair {k} has {len(head) + len(tail)} tokens, the rows have {width}; widen them")
-        tokens[k, : len(head) + len(tail)] = [*head, *tail]
-        segments[k, : len(head) + len(tail)] = 1
-        mask[k, len(head) : len(head) + len(tail)] = True
-    positions = np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape)
-    return SupervisedRows(*(jnp.asarray(x) for x in (tokens, segments, positions, mask)))
+        rows.append(([*head, *tail], [False] * len(head) + [True] * len(tail)))
+    return jax.tree.map(jnp.asarray, filled_up(rows, width=width, pad_id=tokenizer.pad_id))
+
+
+def filled_up(rows: Sequence[tuple[list[int], list[bool]]], *, width: int, pad_id: int) -> SupervisedRows:
+    """Ids, with which of them train, as rows of one width, filled up on the right; NumPy's."""
+    tokens = np.full((len(rows), width), pad_id, np.int32)
+    segments, mask = np.zeros(tokens.shape, np.int32), np.zeros(tokens.shape, bool)
+    for k, (ids, said) in enumerate(rows):
+        tokens[k, : len(ids)], segments[k, : len(ids)], mask[k, : len(ids)] = ids, 1, said
+    return SupervisedRows(tokens, segments, np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape), mask)
 
 
 def joined(
