@@ -435,8 +435,7 @@ def plain_pair(columns: dict[str, Any]) -> Pair:
     if before != other:
         raise ValueError("the two dialogues part before their last turn")
     if not (prompt := columns.get("prompt")) and not before:
-        has = f"it has {', '.join(columns)}"
-        raise ValueError(f"lacks prompt; {has}: rename columns, or name their --format")
+        raise ValueError(_lacks(["prompt"], columns))
     return _pair(_prompt_of(prompt, before), chosen, rejected, columns.get("margin") or 0.0)
 
 
@@ -504,7 +503,7 @@ def scores(columns: dict[str, Any]) -> Pair:
     best, worst = (values.index(pick(values)) for pick in (max, min))
     if values[best] == values[worst]:
         raise ValueError("all scores are equal: nothing is preferred")
-    return _pair(columns["prompt"], texts[best], texts[worst], values[best] - values[worst])
+    return _pair(_prompt_of(columns["prompt"], []), texts[best], texts[worst], values[best] - values[worst])
 
 
 def conversation(columns: dict[str, Any]) -> list[dict[str, str]]:
@@ -537,11 +536,15 @@ PAIR_FORMATS = {
 }
 
 
+def _lacks(absent: Sequence[str], columns: Mapping[str, Any]) -> str:
+    has = f"it has {', '.join(columns) or 'nothing'}"
+    return f"lacks {', '.join(absent)}; {has}: rename columns, or name their --format"
+
+
 def _made(row: Row, columns: tuple[str, ...], make: Callable[[dict[str, Any]], Any]) -> Any:
     absent = [c for c in columns if c not in row.columns]
     if absent:
-        has = f"it has {', '.join(row.columns) or 'nothing'}"
-        return Malformed(row.where, f"lacks {', '.join(absent)}; {has}: rename columns, or name their --format")
+        return Malformed(row.where, _lacks(absent, row.columns))
     if null := [c for c in columns if row.columns[c] is None]:
         return Malformed(row.where, f"{', '.join(null)} is null; give a value or drop the row")
     first = row.columns[columns[0]] if columns else None

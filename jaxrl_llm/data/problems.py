@@ -42,8 +42,19 @@ def hash_split(
             f"--data {data}: {len(rows)} {rows_are} leave {len(parts[0])} to train on and {len(parts[1])} held out "
             f"(10 % by hash); give more {give}"
         )
-    # a row that a mixture repeats is one object: it is measured on once
-    return parts[0], list({id(row): row for row in parts[1]}.values())
+    return parts[0], once(parts[1])
+
+
+def once(rows: Sequence[T]) -> list[T]:
+    """Rows to be measured on: one that a mixture repeats for its share is one object, and is measured once.
+
+    Intervals would be too narrow otherwise.
+
+    >>> one, other = ["a"], ["b"]
+    >>> once([one, other, other])
+    [['a'], ['b']]
+    """
+    return list({id(row): row for row in rows}.values())
 
 
 def evenly(rows: Sequence[T], most: int) -> list[T]:

@@ -329,20 +329,10 @@ def load_evaluated(
         rows = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
     except UserError as error:
         raise type(error)(str(error).replace("--data ", "--eval-data ", 1)) from error
-    rows = once(rows)
+    rows = problem_tables.once(rows)
     if len(rows) > most:
         warnings.warn(f"--eval-problems {most}: so many of {len(rows)} rows of {data} are measured on", stacklevel=2)
     return problem_tables.evenly(rows, most), VERIFIERS[verifier or formats.FORMATS[layout].verifier]
-
-
-def once(rows: Sequence[Problem]) -> list[Problem]:
-    """Rows to be measured on: one that a mixture repeats for its share is measured once, or intervals would be wrong.
-
-    >>> one, other = (Problem("rows", x, "", {}, 0, x) for x in "ab")
-    >>> [row.prompt for row in once([one, other, other])]
-    ['a', 'b']
-    """
-    return list({id(row): row for row in rows}.values())
 
 
 def read_rows(data: str, *, layout: str, bad_rows: int, chat: bool = True) -> list[Problem]:
