@@ -112,19 +112,34 @@ def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
     )  # fmt: skip
 
 
-def sized(settings: Any, words: Sequence[str], names: Sequence[str]) -> tuple[Any, str]:
-    """The settings with what a model of one's own takes by its size, of ``names``, where no flag says it; a line on it.
+OF_ASKING = ("max_new_tokens", "compute")  # presets of a model that is asked and does not train
+
+
+def unflagged(values: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The presets that no flag of a command line says otherwise."""
+    flagged = {word.partition("=")[0].replace("_", "-").replace("--no-", "--") for word in words}
+    return {name: value for name, value in values.items() if flags.spell(name) not in flagged}
+
+
+def told_of_size(model: str, size: int, taken: dict[str, Any]) -> str:
+    """A line on the presets that were taken; empty where none was."""
+    shown = [
+        flags.spell(name) if value is True else f"{flags.spell(name)} {value}"
+        for name, value in taken.items()
+        if value is not False
+    ]
+    line = f"{model}: {size:,} parameters; for this size, where no flag says otherwise: {' '.join(shown)}"
+    return line if shown else ""
+
+
+def sized(settings: Any, words: Sequence[str]) -> tuple[Any, str]:
+    """The settings with what a model of one's own is asked with by its size where no flag says it, and a line on it.
 
     Of a bundled model, or where every one is given, the settings as they are and no line.
     """
     values, size = presets.for_model(settings.model)
-    flagged = {word.partition("=")[0].replace("_", "-") for word in words}
-    taken = {name: values[name] for name in names if name in values and flags.spell(name) not in flagged}
-    if not taken:
-        return settings, ""
-    shown = " ".join(f"{flags.spell(name)} {value}" for name, value in taken.items())
-    told = f"{settings.model}: {size:,} parameters; for this size, where no flag says otherwise: {shown}"
-    return dataclasses.replace(settings, **taken), told
+    taken = {name: value for name, value in unflagged(values, words).items() if name in OF_ASKING}
+    return dataclasses.replace(settings, **taken), told_of_size(settings.model, size, taken)
 
 
 def keeps_narrow(settings: Any, *, trains: bool = True) -> bool:

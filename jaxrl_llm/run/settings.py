@@ -14,7 +14,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, method, parts
 from jaxrl_llm.run.method import MethodSettings
-from jaxrl_llm.run.options import LayoutName, ModelSettings, SamplingSettings, sampling_of
+from jaxrl_llm.run.options import LayoutName, ModelSettings, SamplingSettings, sampling_of, told_of_size, unflagged
 from jaxrl_llm.run.records import record, track
 
 
@@ -257,14 +257,8 @@ def by_size(arguments: list[str]) -> tuple[Settings, str]:
     values, size = presets.for_model(model, lora=adapter)
     if not values:
         return default, ""
-    flagged = {word.partition("=")[0].replace("_", "-").replace("--no-", "--") for word in arguments}
-    shown = [
-        (flags.spell(name) if value is True else f"{flags.spell(name)} {value}")
-        for name, value in values.items()
-        if flags.spell(name) not in flagged and value is not False
-    ]
-    told = f"{model}: {size:,} parameters; for this size, where no flag says otherwise: {' '.join(shown)}"
-    return dataclasses.replace(default, **values), told if shown else ""
+    told = told_of_size(model, size, unflagged(values, arguments))
+    return dataclasses.replace(default, **values), told
 
 
 def parse(arguments: list[str]) -> Settings:

@@ -16,7 +16,6 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import compile_cache, flags, options, parts
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 
-OF_SIZE = ("max_new_tokens", "compute")  # what a model of one's own takes by its size where no flag says it
 STEP = 64  # columns of a prompt: so few programs are compiled, whatever is said
 
 
@@ -103,7 +102,7 @@ def cli(arguments: list[str] | None = None) -> int:
         flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
         flags.check_seed(settings.seed)
         compile_cache.enable(settings.compile_cache)
-        wider, told = options.sized(settings, words, OF_SIZE)
+        wider, told = options.sized(settings, words)
         if wider.max_new_tokens > settings.max_new_tokens:
             settings = wider
             print(told, file=sys.stderr, flush=True)

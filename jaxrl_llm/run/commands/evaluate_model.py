@@ -28,7 +28,6 @@ from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers.verdict import Verifier
 
 CHUNK = 64  # problems in one compiled call
-OF_SIZE = ("max_new_tokens", "compute")  # what a model of one's own takes by its size where no flag says it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
     for row in bad[:10]:
         print(f"{settings.data}: left out {row.where}: {row.reason}", flush=True)
     verify = parts.VERIFIERS[settings.verifier or formats.FORMATS[settings.format].verifier]
-    rows = parts.once(found)
+    rows = problem_tables.once(found)
     if 0 < settings.problems < len(rows):
         print(
             f"the first {settings.problems} of {len(rows)} rows of {settings.data}; --problems 0 takes all", flush=True
@@ -198,7 +197,7 @@ def cli(arguments: list[str] | None = None) -> int:
         compile_cache.enable(settings.compile_cache)
         models = folders(settings.model)
         for model, target in zip(models, targets(settings, models), strict=True):
-            of_model, told = options.sized(dataclasses.replace(settings, model=model), words, OF_SIZE)
+            of_model, told = options.sized(dataclasses.replace(settings, model=model), words)
             if told:
                 print(told, flush=True)
             found, lines = evaluate(of_model)
