@@ -352,22 +352,12 @@ def build(settings: Settings) -> Plan:
 
     estimated = make_estimate(policy, nothing, temperature=settings.temperature, row_extras=read)
     known = min(teacher.model.config.padded_vocab_size for teacher in teachers)
-    if reader is not None:
-
-        def estimate(*given):
-            return retold.of_pieces(estimated(*given))
-
-    elif known < found.model.config.padded_vocab_size:
-
-        def estimate(*given):
-            return known_to_all(estimated(*given), known)
-
-    else:
-        estimate = estimated
+    changed = partial(known_to_all, size=known) if known < found.model.config.padded_vocab_size else None
+    changed = changed if reader is None else retold.of_pieces
     online = recipes.make_online(
         settings,
         found,
-        estimate=estimate,
+        estimate=estimated if changed is None else lambda *given: changed(estimated(*given)),
         loss=loss,
         score=unjudged,
         tx=adamw(settings, settings.steps),

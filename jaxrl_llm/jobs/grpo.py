@@ -51,9 +51,18 @@ from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.packing import reads_layouts, takes
-from jaxrl_llm.train.plan import Plan, Referred, Stage, most_parts, referred, start, with_parked_optimiser
+from jaxrl_llm.train.plan import (
+    Plan,
+    Referred,
+    Stage,
+    most_parts,
+    referred,
+    start,
+    with_parked_optimiser,
+    with_whole_reference,
+)
 from jaxrl_llm.train.skipped import NotFinite
-from jaxrl_llm.train.step import trained_part, with_trained
+from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Batch, Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -90,8 +99,7 @@ def beside_base(estimate: Callable[..., Batch]) -> Callable[..., Batch]:
     """The same estimate where a state keeps the adapter alone of its reference: it has the base of the policy."""
 
     def estimated(params, extras, trajectories, rewards):
-        whole = with_trained(params, referred(extras), lora_state.PART)
-        return estimate(params, extras | Referred(whole)._asdict(), trajectories, rewards)
+        return estimate(params, with_whole_reference(params, extras, lora_state.PART), trajectories, rewards)
 
     return reads_layouts(estimated) if takes(estimate) else estimated
 

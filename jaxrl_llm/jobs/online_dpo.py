@@ -39,8 +39,8 @@ from jaxrl_llm.run import bench, flags, lora_state, named
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
-from jaxrl_llm.train.plan import Plan, Referred, referred
-from jaxrl_llm.train.step import trained_part, with_trained
+from jaxrl_llm.train.plan import Plan, Referred, keep_reference, reference_of, referred, with_whole_reference
+from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Batch, PairTerms, Params, Rewards, TokenTerms, Trajectories, declared
 
 POLICY = "policy"
@@ -392,11 +392,6 @@ def make_loss(settings: Settings, method: Method, policy: Any, reference: Params
 # the plan
 
 
-def reference_of(params: Params, extras: dict[str, Any], part: str) -> Params:
-    """The reference of a state, of which beside an adapter ``part`` alone is kept: the base never trains."""
-    return with_trained(params, referred(extras), part)
-
-
 def make_remember(every: int, part: str = "") -> Callable[..., dict[str, Any]] | None:
     """The ``remember`` slot: the policy becomes the reference every so many steps."""
     if not every:
@@ -440,7 +435,7 @@ def build(settings: Settings) -> Plan:
 
     def estimate(params, extras, trajectories, rewards):
         kept = kept_rows(method, settings, rewards)
-        seen = extras | Referred(reference_of(params, extras, part))._asdict()
+        seen = with_whole_reference(params, extras, part)
         return estimated(params, seen, trajectories, rewards)._replace(total=counted(method, size, kept))
 
     online = recipes.make_online(
@@ -457,7 +452,7 @@ def build(settings: Settings) -> Plan:
     )
 
     def extras(params, key):
-        return Referred(jax.tree.map(jnp.copy, trained_part(params, part)))._asdict()
+        return keep_reference(trained_part(params, part), key)
 
     plan = recipes.one_stage(settings, found, online, extras=extras)
     return plan._replace(on_host=True, measure=measure or plan.measure)

@@ -14,6 +14,7 @@ from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.step import with_trained
 from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories, declared
 
 
@@ -36,6 +37,16 @@ class Referred(NamedTuple):
 def referred(extras: dict[str, Any]) -> Params:
     """The parameters of the reference, from the state: a ``reference`` slot."""
     return declared(Referred, extras).reference
+
+
+def reference_of(params: Params, extras: dict[str, Any], part: str = "") -> Params:
+    """The reference of a state, of which beside an adapter ``part`` alone is kept: it has the base of the policy."""
+    return with_trained(params, referred(extras), part)
+
+
+def with_whole_reference(params: Params, extras: dict[str, Any], part: str) -> dict[str, Any]:
+    """``extras`` with the whole reference in the place of the ``part`` that is kept of it."""
+    return extras | Referred(reference_of(params, extras, part))._asdict()
 
 
 def keep_reference(params: Params, key: Key) -> dict[str, Any]:
