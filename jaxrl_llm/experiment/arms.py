@@ -83,7 +83,7 @@ def watched(settings: Any) -> tuple[Any, set[str]]:
     return copy, reads
 
 
-def _unscored(answers: Any, trajectories: Trajectories) -> Rewards:
+def unscored(answers: Any, trajectories: Trajectories) -> Rewards:
     """In the place of rewards that come from Python."""
     rows = trajectories.tokens.shape[0]
     return Rewards(jnp.zeros((rows,), jnp.float32), jnp.ones((rows,), bool))
@@ -117,7 +117,7 @@ def trace(plan: Plan) -> list[Any]:
     traced = [first]
     for stage in plan.stages if plan.world is None else ():
         if plan.on_host and plan.host_score and isinstance(stage.method, online.Online):
-            stage = stage._replace(method=stage.method._replace(score=_unscored))
+            stage = stage._replace(method=stage.method._replace(score=unscored))
         one, params = trace_stage(stage, params, key)
         traced.append(one)
     return traced if plan.on_host else [*traced, jax.make_jaxpr(plans.measured(plan))(params, key)]

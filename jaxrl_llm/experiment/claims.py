@@ -126,12 +126,6 @@ def rule(results: Results, metric: str, baseline: str) -> float:
     return found if found > 0 else math.nan
 
 
-def _values(results: Results, arm: str, metric: str, step, seeds: list[int]) -> np.ndarray:
-    every = results.values(arm, metric, step=step)
-    where = results.arms[arm].seeds
-    return np.asarray([every[where.index(s)] for s in seeds], np.float64)
-
-
 def _worst(metric: str, *values: np.ndarray) -> float:
     """What a failure counts as: the worst finite value of all."""
     found = np.concatenate(values)
@@ -154,7 +148,7 @@ def _paired(
       filled: False: so does all of it, as the start of a rise.
     """
     seeds = [s for s in results.arms[arms[0]].seeds if s in results.arms[arms[1]].seeds]
-    values = [_values(results, arm, metric, step, seeds) for arm, step in zip(arms, steps, strict=True)]
+    values = [results.at_seeds(arm, metric, seeds, step=step) for arm, step in zip(arms, steps, strict=True)]
     worst, count = _worst(metric, *values), 0
     late = [step if isinstance(step, int) else math.inf for step in steps]
     for k, arm in enumerate(arms):
@@ -190,7 +184,7 @@ def _fallen(results: Results, metric: str, arm: str, seeds: list[int], ends: np.
     curve = results.arms[arm].curves.get(metric)
     if curve is None or curve["step"][0] != 0:
         return False
-    gains = sign * (ends - _values(results, arm, metric, 0, seeds))
+    gains = sign * (ends - results.at_seeds(arm, metric, seeds, step=0))
     found = verdicts.bounds(gains[np.isfinite(gains)])
     return found.n > 1 and found.high < 0
 

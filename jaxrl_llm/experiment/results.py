@@ -61,6 +61,11 @@ class Results:
             raise KeyError(f"{metric} at step {step}")
         return np.asarray(curve["values"], np.float64)[:, curve["step"].index(step)]
 
+    def at_seeds(self, arm: str, metric: str, seeds: list[int], *, step: int | Along | None = None) -> np.ndarray:
+        """``values`` of these seeds, in their order; arms of later looks have more."""
+        every, where = self.values(arm, metric, step=step), self.arms[arm].seeds
+        return np.asarray([every[where.index(seed)] for seed in seeds], np.float64)
+
     def short(self, arm: str, step: int | Along | None, seeds: list[int]) -> int:
         """How many of these runs end before the budget is spent, and count with their last value there."""
         if not isinstance(step, Along):

@@ -15,10 +15,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.interpreters import partial_eval as pe
 
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Rewards
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
@@ -164,9 +164,7 @@ def reads_sampler_logp(plan: Plan) -> bool:
             params = jax.eval_shape(lambda s, x=method: offline.iterate(x, s), state)[0].params
             continue
         drawn = jax.eval_shape(lambda s, x=method: online.begin(x, s), state)
-        rewards = jax.eval_shape(
-            lambda d: Rewards(jnp.zeros(d.ids.shape[0] * method.group_size), d.trajectories.truncated), drawn
-        )
+        rewards = jax.eval_shape(arms.unscored, None, drawn.trajectories)
         given = (state, drawn, rewards)
         one, (after, _) = jax.make_jaxpr(lambda *x, m=method: online.finish(m, *x), return_shape=True)(*given)
         wanted = [True] * _leaves(after.params)

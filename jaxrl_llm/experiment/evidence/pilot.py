@@ -106,10 +106,9 @@ def _differences(found: Results, primary: Any) -> np.ndarray:
         return values - found.curve(primary.arm, primary.metric)[1][:, 0]
     if not primary.than:
         return values
-    left, right = (found.arms[name].seeds for name in (primary.arm, primary.than))
-    both = [(left.index(seed), right.index(seed)) for seed in left if seed in right]
-    rival = found.values(primary.than, primary.metric)
-    return np.asarray([values[i] - rival[j] for i, j in both], np.float64)
+    both = [seed for seed in found.arms[primary.arm].seeds if seed in found.arms[primary.than].seeds]
+    left, right = (found.at_seeds(name, primary.metric, both) for name in (primary.arm, primary.than))
+    return left - right
 
 
 def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:
