@@ -383,7 +383,11 @@ TALK = "\n\nHuman: a\n\nAssistant:"
         ("plain", {"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are equal"),
         ("scores", {"prompt": "a", "completions": ["b", "c", "d"], "scores": [NAN, 1, 3]}, "scores .* not all finite"),
         ("scores", {"prompt": "a", "completions": ["b", "b"], "scores": [1, 3]}, "chosen and rejected are equal"),
-        ("scores", {"prompt": ["a"], "completions": ["b", "c"], "scores": [1, 3]}, "a prompt that is a list holds mess"),
+        (
+            "scores",
+            {"prompt": ["a"], "completions": ["b", "c"], "scores": [1, 3]},
+            "a prompt that is a list holds mess",
+        ),
         ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", ""), "rejected": _turns("a", "b")}, ".* not empty"),
         ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", "b"), "rejected": _turns("a", "b")}, ".* are equal"),
         (
