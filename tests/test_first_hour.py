@@ -48,7 +48,7 @@ def test_the_help_of_model_names_every_family(command, capsys):
 @pytest.mark.parametrize(
     ("command", "comments"),
     [
-        (["sft"], ["columns for a response; longer ones are refused", "of the whole step's gradient; 0: no bound"]),
+        (["sft"], ["columns for a response, or for a whole conversation; longer ones are refused", "of the whole step's gradient; 0: no bound"]),
         (["dpo"], ["LD-DPO: the weight, 0 to 1, of what a response has beyond the length of the other one"]),
         (["distil"], ["top_k: over the student's likeliest; sampled: of the sampled tokens alone"]),
         (["run", "dr_grpo"], ["responses to each prompt", "rank of an adapter that trains in place of the weights"]),
@@ -77,7 +77,10 @@ def test_a_comment_is_the_last_one_that_was_written_for_the_field():
     helps = {name: getattr(flags.explained(dpo.Settings, field), "__metadata__", ()) for name, field in fields.items()}
     assert helps["loss_args"][0].help == "its settings, for example beta=0.05"
     assert helps["length_desensitised"][0].help.startswith("LD-DPO: the weight, 0 to 1, of what a response has beyond")
-    assert helps["max_new_tokens"][0].help == "columns for a response; longer ones are refused"
+    assert (
+        helps["max_new_tokens"][0].help
+        == "columns for a response, or for a whole conversation; longer ones are refused"
+    )
     assert helps["steps"][0].help == "iterations of the last stage", "with another default it means the same"
     assert not helps["learning_rate"], "none of its own, and not that of the field above"
 
