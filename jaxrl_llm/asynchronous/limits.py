@@ -1,6 +1,6 @@
 """What an asynchronous run is given and gives: how many work, how long anything may take, what came of it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_llm.distributed.weight_transfer import Transfer
 from jaxrl_llm.train.skipped import MOST
@@ -41,6 +41,21 @@ class Limits(NamedTuple):
     tries: int = 3  # of a row at a task; scores are invalid after that, anything else ends the run
     restarts: int = 8  # of workers, all together
     skipped: int = MOST  # updates in a row that are not finite, see ``train.skipped``; 0: any number
+
+
+def longer(limits: Limits, times: float) -> Limits:
+    """All that is waited for, so many times as long.
+
+    >>> longer(Limits(), 2.0).score, longer(Limits(), 2.0).tries
+    (Limit(lease_s=240.0, hang_s=240.0), 3)
+    """
+
+    def scaled(name: str, value: Any) -> Any:
+        if isinstance(value, Limit):
+            return Limit(*(times * seconds for seconds in value))
+        return times * value if name.endswith("_s") else value
+
+    return Limits(*(scaled(name, value) for name, value in limits._asdict().items()))
 
 
 class Event(NamedTuple):

@@ -66,6 +66,9 @@ class Options:
     weight_swaps: int = 0
     step_parts: int = 1  # with local:N or ray:N: parts of a step, each rolled out and scored by itself
     scorers: int = 1  # with local:N or ray:N: workers that score
+    # with local:N or ray:N: times the seconds after which a worker that says nothing is replaced (900 for its rollout,
+    # 120 for verdicts, 3600 for an update); more for slow judges and long responses
+    patience: float = 1.0
     checkpoint_every: int = 50  # steps, on the host
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb

@@ -48,6 +48,7 @@ class Remote(NamedTuple):
     workers: Callable[[], Workers]  # they start anew behind every checkpoint and measurement
     build: Callable[[int], Program]  # of a stage; every worker makes its own, so it can be sent to one
     sizes: limits.Sizes = limits.Sizes(rollers=1)  # its staleness is that of the run
+    patience: limits.Limits = limits.Limits()
 
 
 def check_workers(workers: str) -> tuple[str, int]:
@@ -83,6 +84,11 @@ def check_sizes(options: Any) -> None:
             raise UserError(f"{given} belongs to --loop async: give it, or drop {flags.spell(name)}")
         if value > least and kind == "threads" and name != "storage_units":
             raise UserError(f"{given} is of several workers: give --workers local:N or ray:N with it, or drop it")
+    if not 0 < options.patience < float("inf"):
+        raise UserError(f"--patience {options.patience} must be positive and finite")
+    if options.patience != 1.0 and (options.loop != "async" or kind == "threads"):
+        raise UserError(f"--patience {options.patience} is of workers of --loop async: give --workers local:N or ray:N "
+                        "with it, or drop it")  # fmt: skip
 
 
 def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused: tuple[bool, str]) -> Remote | None:
@@ -114,7 +120,8 @@ def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused
         rollers=number, judges=options.scorers, parts=options.step_parts, units=options.storage_units,
         swaps=options.weight_swaps,
     )  # fmt: skip
-    return Remote(RayWorkers if kind == "ray" else Threads, build, sizes)
+    waited = limits.longer(limits.Limits(), options.patience)
+    return Remote(RayWorkers if kind == "ray" else Threads, build, sizes, waited)
 
 
 class Generator(NamedTuple):
@@ -561,7 +568,7 @@ class SeedRun:
         checkpoint.save(folder, state, note={"metrics": {}})
         report = conductor.run(
             remote.workers(), partial(remote.build, index), steps, folder=str(folder),
-            sizes=remote.sizes._replace(staleness=self.keeping.staleness),
+            sizes=remote.sizes._replace(staleness=self.keeping.staleness), limits=remote.patience,
             checkpoint_every=steps - begun, streak=streak,
         )  # fmt: skip
         for event in report.events:

@@ -68,6 +68,9 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     weight_swaps: int = 0
     step_parts: int = 1  # with local:N or ray:N: parts of a step, each rolled out and scored by itself
     scorers: int = 1  # with local:N or ray:N: workers that score
+    # with local:N or ray:N: times the seconds after which a worker that says nothing is replaced (900 for its rollout,
+    # 120 for verdicts, 3600 for an update); more for slow judges and long responses
+    patience: float = 1.0
     mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
     # rollouts on the same devices in another layout, for example data=4,tensor=2; empty: that of --mesh
     rollout_mesh: str = ""

@@ -242,6 +242,8 @@ WRONG = {
         "--weight-swaps",
         "1",
     ): "--weight-swaps 1 is of several workers: give --workers",
+    ("--loop", "async", "--workers", "local:2", "--patience", "0"): "--patience 0.0 must be positive",
+    ("--loop", "async", "--patience", "2"): "--patience 2.0 is of workers of --loop async",
     ("--loop", "async", "--workers", "local:2", "--step-parts", "3"): "--step-parts 3 does not divide the 2 prompts",
     ("--workers", "ray:2"): "--workers ray:2 belongs to --loop async",
     ("--loop", "async", "--workers", "ray:2", "--mesh", "data=2"): "does not go with --mesh data=2",

@@ -189,7 +189,7 @@ def test_a_failure_in_any_thread_ends_the_run(loop, half):
 
 @pytest.mark.slow
 def test_an_arm_trains_with_storage_units_and_weights_in_turn(tmp_path):
-    more = "--workers local:2 --storage-units 2 --weight-swaps 1 --step-parts 2 --scorers 2".split()
+    more = "--workers local:2 --storage-units 2 --weight-swaps 1 --step-parts 2 --scorers 2 --patience 2".split()
     words = ["--smoke", "--arm", "async", "--seeds", "1", "--fresh", "--loop", "async", "--out", str(tmp_path)]
     cli.main(asyncflow.__name__, [*words, *more])
     curves = json.loads((tmp_path / "results.json").read_text())["arms"]["async"]["curves"]
