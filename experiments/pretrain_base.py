@@ -1,12 +1,13 @@
-"""Trains base models from the committed generators: the bundled ``nano`` and ``tiny``, and larger or other ones.
+"""Trains base models from the committed generators: the bundled ``nano``, ``tiny`` and ``nano_1``, and other ones.
 
 Run:  python -m experiments.pretrain_base --size nano
       python -m experiments.pretrain_base --size tiny
       python -m experiments.pretrain_base --size nano --steps 0    # only measures the model that is there
-      python -m experiments.pretrain_base --size nano --seed 1 --out runs/nano_1    # a second seed
+      python -m experiments.pretrain_base --size nano --steps 3000 --seed 1    # nano_1, nano of a second seed
+      python -m experiments.pretrain_base --size nano --seed 2 --out runs/nano_2    # of a third one
       python -m experiments.pretrain_base --size small --learning-rate 2e-3 --out runs/small
-Writes the model in Hugging Face layout to ``--out`` (default: jaxrl_llm/assets/<size> of a bundled size), and the loss
-curve, the accuracy per task and level on held-out problems and the command to results/pretrain_base/<size>.json and
+Writes the model in Hugging Face layout to ``--out`` (default: jaxrl_llm/assets/<name> of a bundled model), and the loss
+curve, the accuracy per task and level on held-out problems and the command to results/pretrain_base/<name>.json and
 .png, for another folder beside it. An experiment takes that folder as ``--model``. A run that was stopped goes on where
 it was with the same command, to the same weights.
 
@@ -54,7 +55,7 @@ SHAPES = {
     "tiny": {"hidden_size": 128, "intermediate_size": 384, "num_layers": 5, "num_heads": 4, "num_kv_heads": 2},
     "small": {"hidden_size": 256, "intermediate_size": 768, "num_layers": 8, "num_heads": 8, "num_kv_heads": 4},
 }
-BUNDLED = ("nano", "tiny")
+BUNDLED = ("nano", "tiny", "nano_1")
 PER_CALL = 20  # optimiser steps in one compiled call
 KEPT_EVERY = 25  # calls between checkpoints
 SAMPLES = 8  # answers to each problem when measuring
@@ -73,8 +74,13 @@ class Settings:
     weight_decay: float = 0.01
     seed: int = 0
     eval_problems: int = 64  # held-out problems of each task and level, fewer where a level has fewer
-    out: str = ""  # folder of the model; empty: jaxrl_llm/assets/<size>
+    out: str = ""  # folder of the model; empty: jaxrl_llm/assets/<name> of a bundled one
     results: str = ""  # folder of the record; empty: results/pretrain_base, or that of the model with --out
+
+
+def name_of(settings: Settings) -> str:
+    """The size, and the seed of another one than the first."""
+    return f"{settings.size}_{settings.seed}" if settings.seed else settings.size
 
 
 def make_tokenizer(folder: pathlib.Path, seed: int) -> None:
@@ -222,7 +228,7 @@ def plot(path: pathlib.Path, record: dict) -> None:
     steps = (np.arange(len(record["loss"])) + 1) * record["steps_per_point"]
     left.plot(steps, record["loss"], lw=1)
     left.set(xlabel="step", ylabel="loss of a response token (nats)", yscale="log")
-    left.set_title(f"{record['settings']['size']}, {record['parameters']:,} parameters")
+    left.set_title(f"{path.stem}, {record['parameters']:,} parameters")
     left.grid(alpha=0.3, which="both")
     names = [(task, level) for task, rows in record["accuracy"].items() for level in rows["levels"]]
     for key, colour, shift in (("pass@1", "tab:blue", -0.15), (f"pass@{SAMPLES}", "tab:orange", 0.15)):
@@ -247,7 +253,7 @@ def train_model(settings: Settings, out: pathlib.Path) -> dict:
         tie_embeddings=True, qk_norm=True, max_positions=512, bos_token_id=tokenizer.bos_id,
         eos_token_ids=tokenizer.eos_ids, pad_token_id=tokenizer.pad_id, **SHAPES[settings.size],
     )  # fmt: skip
-    print(f"{settings.size}: {config.num_parameters:,} parameters, vocabulary {config.vocab_size}", flush=True)
+    print(f"{name_of(settings)}: {config.num_parameters:,} parameters, vocabulary {config.vocab_size}", flush=True)
     started = time.monotonic()
     params, losses = train(settings, make_policy(config), tokenizer)
     weights.save(out, config, params, dtype="bfloat16")
@@ -273,12 +279,13 @@ def main(settings: Settings) -> None:
     Raises:
       UserError: where no folder is named for a model that is not a bundled one, or a model to be measured is missing.
     """
-    if not settings.out and (settings.size not in BUNDLED or settings.seed):
+    name = name_of(settings)
+    if not settings.out and name not in BUNDLED:
         raise UserError(
             f"--size {settings.size} --seed {settings.seed} is no bundled model: say where with --out FOLDER"
         )
-    out = pathlib.Path(settings.out or pathlib.Path(jaxrl_llm.__path__[0]) / "assets" / settings.size)
-    path = pathlib.Path(settings.results or settings.out or "results/pretrain_base") / f"{settings.size}.json"
+    out = pathlib.Path(settings.out or pathlib.Path(jaxrl_llm.__path__[0]) / "assets" / name)
+    path = pathlib.Path(settings.results or settings.out or "results/pretrain_base") / f"{name}.json"
     if not settings.steps and not path.is_file():
         raise UserError(f"--steps 0 measures the model that is there, and {path} has no record of one: train it first")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,11 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "pretrain_base"
-LIMITS = {"nano": (100_000, 300_000, 0.6), "tiny": (500_000, 2_000_000, 0.6)}  # parameters, nats a response token
+LIMITS = {
+    "nano": (100_000, 300_000, 0.6),
+    "nano_1": (100_000, 300_000, 0.6),
+    "tiny": (500_000, 2_000_000, 0.6),
+}  # parameters, nats a response token
 
 
 def _heldout_rows(tokenizer, task, n, width=96):
@@ -60,7 +64,9 @@ def test_layout_and_record(name):
     record = json.loads((RESULTS / f"{name}.json").read_text())
     _, _, model = weights.pretrained(folder)
     assert record["parameters"] == model.num_parameters
-    assert record["command"].startswith(f"python -m experiments.pretrain_base --size {name}")
+    size, *seed = name.split("_")
+    assert record["command"].startswith(f"python -m experiments.pretrain_base --size {size}")
+    assert ("--seed 1" in record["command"]) == bool(seed)
     assert len(record["loss"]) == record["settings"]["steps"] // record["steps_per_point"]
     assert record["loss"][-1] < 0.1 * record["loss"][0]
     assert (RESULTS / f"{name}.png").stat().st_size > 10_000
@@ -109,7 +115,7 @@ def test_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeyp
 
 def test_a_model_that_is_not_bundled_wants_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for wrong in ({"size": "small"}, {"size": "nano", "seed": 1}):
+    for wrong in ({"size": "small"}, {"size": "nano", "seed": 2}, {"size": "tiny", "seed": 1}):
         with pytest.raises(UserError, match="--out FOLDER"):
             pretrain_base.main(pretrain_base.Settings(**wrong))
     with pytest.raises(UserError, match="train it first"):

@@ -403,7 +403,7 @@ def _bad(tmp_path, case):
         "unknown flag": (["--learning-rat", "1"], "--learning-rate"),
         "what waits elsewhere": (["--offload", "weights"], "--offload"),
         "missing data": (["--data", str(tmp_path / "none.jsonl")], "does not exist"),
-        "missing model": (["--model", str(tmp_path / "none")], "bundled are tiny and nano"),
+        "missing model": (["--model", str(tmp_path / "none")], "bundled are tiny, nano and nano_1"),
         "malformed line": (["--data", str(broken)], "broken.jsonl:2: not JSON"),
         "absent column": (["--data", str(absent)], "absent.jsonl:2: lacks answer"),
         "empty data": (["--data", str(empty)], "empty"),

@@ -133,7 +133,7 @@ def test_figures_are_the_records():
     assert f"{record['settings']['steps']} steps in {first['training_seconds']:.0f} s of training" in README
 
 
-@pytest.mark.parametrize("name", ["nano", "tiny"])
+@pytest.mark.parametrize("name", ["nano", "nano_1", "tiny"])
 def test_base_models_are_the_records(name):
     record = json.loads((ROOT / "results" / "pretrain_base" / f"{name}.json").read_text())
     assert f"| `{name}` | {record['parameters']:,} | `{record['command']}` |" in README

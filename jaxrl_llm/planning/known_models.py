@@ -8,7 +8,7 @@ from jaxrl_llm.models.config import ModelConfig, from_hf, read_config
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import base_of
 
-BUNDLED = ("nano", "tiny")
+BUNDLED = ("nano", "tiny", "nano_1")
 
 _QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
           "max_position_embeddings": 40960, "num_key_value_heads": 8}  # fmt: skip

@@ -59,7 +59,7 @@ from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
 ModelName = Annotated[
-    str, tyro.conf.arg(help=f"tiny, nano, or a Hugging Face folder with model_type {', '.join(FAMILIES)}")
+    str, tyro.conf.arg(help=f"tiny, nano, nano_1, or a Hugging Face folder with model_type {', '.join(FAMILIES)}")
 ]
 SHOWN_BAD_ROWS = 10
 GYM = "reasoning_gym:"
@@ -150,7 +150,7 @@ def load_model(
     attention: str = "xla",
     frozen: bool = False,
 ) -> Model:
-    """Loads ``tiny``, ``nano``, a Hugging Face folder, or that of an adapter in PEFT's format, merged into its base.
+    """Loads a bundled model, a Hugging Face folder, or that of an adapter in PEFT's format, merged into its base.
 
     Args:
       mesh: where its parameters and activations lie; None: on the default device.

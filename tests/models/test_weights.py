@@ -123,7 +123,7 @@ def test_absent_files(folder):
 
 def test_bundled_names():
     assert (weights.bundled("nano") / "config.json").is_file()
-    with pytest.raises(ValueError, match="no bundled model 'huge'; bundled are tiny and nano"):
+    with pytest.raises(ValueError, match="no bundled model 'huge'; bundled are tiny, nano and nano_1"):
         weights.bundled("huge")
     with pytest.raises(ValueError, match="no bundled model"):
         weights.bundled(str(weights.bundled("nano")))  # a folder of the user's own, wherever it lies

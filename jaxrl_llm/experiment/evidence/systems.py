@@ -178,7 +178,7 @@ def certified(root: pathlib.Path = ROOT) -> list[str]:
 def bases(root: pathlib.Path = ROOT) -> list[str]:
     """What the base models can do before any reinforcement learning, by task and level; nothing without a record."""
     models = {path.stem: json.loads(path.read_text()) for path in (root / "results" / "pretrain_base").glob("*.json")}
-    models = dict(sorted(models.items(), key=lambda item: item[1]["parameters"]))
+    models = dict(sorted(models.items(), key=lambda item: (item[1]["parameters"], item[0])))
     if not models:
         return []
 

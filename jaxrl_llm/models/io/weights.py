@@ -26,10 +26,10 @@ _KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 
 def bundled(name: str) -> pathlib.Path:
-    """Folder of a bundled base model, ``tiny`` or ``nano``."""
+    """Folder of a bundled base model: ``tiny``, ``nano``, or ``nano_1``, which is nano of another seed."""
     path = pathlib.Path(str(importlib.resources.files("jaxrl_llm"))) / "assets" / name
     if name != path.name or not (path / "config.json").is_file():  # a path of the user's own stays outside
-        raise ValueError(f"no bundled model {name!r}; bundled are tiny and nano, or give the folder of a model")
+        raise ValueError(f"no bundled model {name!r}; bundled are tiny, nano and nano_1, or give the folder of a model")
     return path
 
 
