@@ -12,6 +12,7 @@ from jaxrl_llm.models.layers import ProductFn, norm, plain_product, projections
 from jaxrl_llm.models.spec import NO_WINDOW, ModelConfig
 
 AttendFn = Callable[..., Array]  # with the arguments of ``attend``
+RotateFn = Callable[..., Array]  # with those of ``rotate``
 
 _MASKED = -1e30  # finite: a row without any visible key (padding) stays free of NaN
 
@@ -87,21 +88,59 @@ def within_window(
     return query_positions[:, :, None] - key_positions[:, None, :] < window
 
 
-def rotate_by_product(x: Float[Array, "B S H K"], positions: Int[Array, "B S"], inverse: Array | np.ndarray) -> Array:
-    """``rotate`` where halves of a head are dear to cut: they change places by a product with 0, 1 and -1, exactly."""
-    half, width = inverse.shape[0], x.shape[-1]
+def _turned(x: Array, cos: Array, sin: Array, forward: bool = True) -> Array:
+    """``x cos + T x sin``, where ``T`` changes the halves of a head, and the sign of the first, by a product.
+
+    Args:
+      forward: else with ``T`` transposed, the rotation back.
+    """
+    half, width = cos.shape[-1] // 2, x.shape[-1]
     turn = np.zeros((width, width), np.float32)
     turn[np.arange(half, 2 * half), np.arange(half)] = -1.0
     turn[np.arange(half), np.arange(half, 2 * half)] = 1.0
-    angles = positions.astype(jnp.float32)[:, :, None] * jnp.asarray(inverse, jnp.float32)[None, None, :]
     rest = [(0, 0), (0, 0), (0, 0), (0, width - 2 * half)]
-    cos, sin = (jnp.concatenate([f(angles)] * 2, axis=-1)[:, :, None, :] for f in (jnp.cos, jnp.sin))
     cos, sin = jnp.pad(cos, rest, constant_values=1.0), jnp.pad(sin, rest)
     turned = jax.lax.dot_general(
-        x, jnp.asarray(turn, x.dtype), (((3,), (0,)), ((), ())),
+        x, jnp.asarray(turn if forward else turn.T, x.dtype), (((3,), (0,)), ((), ())),
         precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32,
     )  # fmt: skip
     return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+
+
+_rotated = jax.custom_vjp(_turned, nondiff_argnums=(3,))
+
+
+def _rotated_forward(x, cos, sin, forward):
+    return _turned(x, cos, sin, forward), (cos, sin)
+
+
+def _rotated_backward(forward, kept, grad):
+    """A product of ``grad`` as it came: differentiated by JAX it is one of float32, in six parts on a TPU."""
+    cos, sin = kept
+    return _turned(grad, cos, sin, not forward), jnp.zeros_like(cos), jnp.zeros_like(sin)  # positions do not train
+
+
+_rotated.defvjp(_rotated_forward, _rotated_backward)
+
+
+def rotate_by_product(x: Float[Array, "B S H K"], positions: Int[Array, "B S"], inverse: Array | np.ndarray) -> Array:
+    """``rotate`` where halves of a head are dear to cut: they change places by a product with 0, 1 and -1, exactly."""
+    return _rotated(x, *_waves(positions, inverse), True)
+
+
+def _waves(positions: Int[Array, "B S"], inverse: Array | np.ndarray) -> tuple[Array, Array]:
+    """Cosines and sines ``[B, S, 1, 2 len(inverse)]``, of both halves of a head."""
+    angles = positions.astype(jnp.float32)[:, :, None] * jnp.asarray(inverse, jnp.float32)[None, None, :]
+    cos, sin = (jnp.concatenate([f(angles)] * 2, axis=-1)[:, :, None, :] for f in (jnp.cos, jnp.sin))
+    return cos, sin
+
+
+def before_layers(config: ModelConfig, rotate_fn: RotateFn, positions: Int[Array, "B S"]) -> RotateFn:
+    """``rotate_fn`` of all layers: by a product its waves are made once, where no layer has frequencies of its own."""
+    if rotate_fn is not rotate_by_product or config.learned_positions or config.local_rope_theta is not None:
+        return rotate_fn
+    cos, sin = _waves(positions, rope_frequencies(config))
+    return lambda x, *_: _rotated(x, cos, sin, True)
 
 
 class Seen(NamedTuple):
@@ -371,7 +410,7 @@ def queries_keys_values(
     layer: dict[str, Array],
     x: Array,
     positions: Array,
-    rotate_fn: Callable[..., Array] = rotate,
+    rotate_fn: RotateFn = rotate,
     product_fn: ProductFn = plain_product,
 ) -> tuple[Array, Array, Array]:
     """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``."""

@@ -19,9 +19,11 @@ from jaxrl_llm.logprobs import SCORED
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import (
     AttendFn,
+    RotateFn,
     attend,
     attend_after,
     attention,
+    before_layers,
     layer_mask,
     per_layer,
     queries_keys_values,
@@ -84,7 +86,7 @@ class How(NamedTuple):
     attend_fn: AttendFn = attend
     place: Callable[[Array, str], Array] = anywhere
     cached_fn: CachedFn | None = None
-    rotate_fn: Callable[..., Array] = rotate
+    rotate_fn: RotateFn = rotate
     apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
     joined: bool = False  # matrices with the same input are one where steps read them
     step_fn: AttendFn | None = None  # of one token of each row to a cache of columns first
@@ -162,12 +164,13 @@ def _run(config, how, params, tokens, positions, segment_ids, pages=None, expert
         look, distances, segments = paged(look, pages), seen_by(positions, pages, 0), seen_by(segment_ids, pages, 0)
     places = (distances[0], segments[0], distances[1], segments[1])
     mask = (visible if how.cached_fn is None else seen)(config, *places)
+    rotate_fn = before_layers(config, how.rotate_fn, positions)
 
     def step(x, item):
         layer, recorded = opened(item[0]), item[1]
 
         def attend(normed):
-            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn, how.product_fn)
+            q, k, v = queries_keys_values(config, layer, normed, positions, rotate_fn, how.product_fn)
             return attention(config, layer, q, k, v, mask, distances, look)
 
         return block(config, how, layer, x, attend, recorded)[0], None

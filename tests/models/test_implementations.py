@@ -81,10 +81,14 @@ def test_rotation_by_a_product_is_rotation(rotary):
     x = jax.random.normal(jax.random.key(0), (2, 7, 3, 8), jnp.float32)
     places = jnp.asarray([[*range(7)], [0, 0, 3, 4, 900, 5, 6]], jnp.int32)
     inverse = 100.0 ** -(np.arange(0, rotary, 2) / rotary)
+    back = jax.random.normal(jax.random.key(1), x.shape, jnp.float32)
     for dtype, sums in ((jnp.float32, 2), (jnp.bfloat16, 0)):  # of two products; bfloat16 is rounded from the same sum
-        want = attention.rotate(x.astype(dtype), places, inverse)
-        got = attention.rotate_by_product(x.astype(dtype), places, inverse)
+        want, wanted = jax.vjp(lambda x: attention.rotate(x, places, inverse), x.astype(dtype))
+        got, gotten = jax.vjp(lambda x: attention.rotate_by_product(x, places, inverse), x.astype(dtype))
         close.assert_same_sums(got.astype(jnp.float32), want.astype(jnp.float32), sums)
+        (dgot,), (dwant,) = gotten(back.astype(dtype)), wanted(back.astype(dtype))
+        assert dgot.dtype == dtype
+        close.assert_same_sums(dgot.astype(jnp.float32), dwant.astype(jnp.float32), sums)
 
 
 @pytest.mark.parametrize("window", [None, 5])
