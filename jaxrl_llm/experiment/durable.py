@@ -231,6 +231,11 @@ def shared_start(stage: Stage, params: Params, key: Key, index: int) -> TrainSta
     return jax.tree.map(jnp.copy, plans.start(stage, params, jax.random.fold_in(key, index)))
 
 
+def given_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
+    """``shared_start`` of the only seed: it trains the first parameters themselves, and no copy lies beside them."""
+    return plans.start(stage, params, jax.random.fold_in(key, index))
+
+
 def unseen(step: int, row: dict[str, float]) -> None:
     """Nobody watches the steps of a run."""
 
@@ -368,6 +373,8 @@ class SeedRun:
                             f"weights are gone; give more --steps, or begin in another --out")  # fmt: skip
         logs.rewind(at)
         yield 0, None, self._measured(logs, 0, params, eval_key)
+        if state is not None and self.start is given_start and not self._trained(0):  # a resumed state has its own
+            jax.tree.map(lambda x: x.delete(), params)
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
             if end <= at and end in logs.measured:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.experiment import durable
-from jaxrl_llm.experiment.durable import Keeping, SeedRun
+from jaxrl_llm.experiment.durable import Keeping, SeedRun, given_start, shared_start
 from jaxrl_llm.experiment.results import ArmResult, pack, plain
 from jaxrl_llm.run.records.health import Health
 from jaxrl_llm.run.records.progress import progress
@@ -179,7 +179,8 @@ def run_arm(
     if plan.on_host or mesh or keeping is not None:
         stop, temperature = Stop(), getattr(settings, "temperature", 1.0)
         kept = (keeping or Keeping())._replace(most_skipped=most_skipped)
-        seed_run = partial(SeedRun, every=every, mesh=mesh, keeping=kept, temperature=temperature)
+        start = given_start if plan.gives and len(seeds) == 1 else shared_start
+        seed_run = partial(SeedRun, every=every, mesh=mesh, keeping=kept, temperature=temperature, start=start)
         shared = seed_run(plan) if plan.of_seed is None else None
         runs = ((shared or seed_run(plans.of_seed(plan, seed))).run(seed, stop) for seed in seeds)
         curves = _joined([_follow(run, total, alone=True, most_skipped=most_skipped) for run in runs])

@@ -15,7 +15,7 @@ from jaxrl_llm.jobs import rows
 from jaxrl_llm.jobs.dpo import CHUNK
 from jaxrl_llm.losses import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run.bench import open_model
+from jaxrl_llm.run import options
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
@@ -64,7 +64,7 @@ def measure_of_rewards(policy, first: SupervisedRows, second: SupervisedRows):
 
 def build(settings: Settings) -> Plan:
     """One stage of minibatches of pairs; the head starts at zero, the model trains with it."""
-    model = open_model(settings)
+    model = options.open_model(settings)  # whose weights nobody else has
     kept, held = rows.held_out(rows.pairs(settings, settings.format), settings.eval_rows, settings.data)
     both = rows.encoded(model, [*kept, *held], settings, "chosen", "rejected")
     train, test = (
@@ -99,7 +99,8 @@ def build(settings: Settings) -> Plan:
     def init(key):
         return {"model": model.params, "reward": heads.init_head(model.config.hidden_size, key, scale=0.0)}
 
-    return Plan(init, (Stage(method, settings.steps),), measure_of_rewards(policy, *test), on_host=True, model=model)
+    return Plan(init, (Stage(method, settings.steps),), measure_of_rewards(policy, *test), on_host=True, model=model,
+                gives=True)  # fmt: skip
 
 
 def claim(results):  # a job claims nothing, and says so by having no text

@@ -17,7 +17,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
 from jaxrl_llm.jobs import rows
-from jaxrl_llm.run.bench import open_model
+from jaxrl_llm.run import options
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
@@ -75,7 +75,7 @@ def measure_of_rows(policy, held: SupervisedRows, *, chunk: int = 32):
 
 def build(settings: Settings) -> Plan:
     """One stage of minibatches of the rows."""
-    model = open_model(settings)
+    model = options.open_model(settings)  # whose weights nobody else has
     spoken = settings.format == "messages"
     found = rows.dialogues(settings) if spoken else rows.texts(settings, settings.format)
     kept, held = rows.held_out(found, settings.eval_rows, settings.data)
@@ -91,7 +91,7 @@ def build(settings: Settings) -> Plan:
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
     method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm or None), train, settings)
     return Plan(lambda key: model.params, (Stage(method, settings.steps),), measure_of_rows(model.policy, test),
-                on_host=True, model=model)  # fmt: skip
+                on_host=True, model=model, gives=True)  # fmt: skip
 
 
 def claim(results):  # a job claims nothing, and says so by having no text

@@ -109,6 +109,7 @@ class Plan(NamedTuple):
     exported: Callable[[Params], tuple[Any, Params] | None] | None = None
     of_seed: Callable[["Plan", int], "Plan"] | None = None
     staleness: int | None = None
+    gives: bool = False  # ``init`` gives parameters that nobody else holds: a single seed trains them, not a copy
 
 
 def of_seed(plan: Plan, seed: int) -> Plan:

@@ -513,6 +513,36 @@ def test_rows_on_the_host_go_on_where_they_were(own, tmp_path, monkeypatch):
     assert again.curves["loss/total"] == whole.curves["loss/total"]
 
 
+@pytest.mark.parametrize(("module", "data"), [(sft, "texts"), (reward_model, "pairs")])
+def test_no_second_copy_of_the_weights_lies_beside_those_that_train(module, data, own, tmp_path, monkeypatch):
+    """A new run trains what it has loaded; one that goes on lets that go. Of two seeds each has a copy."""
+    loaded, load = [], options.open_model
+
+    def remembered(*arguments, **settings):
+        loaded.append(load(*arguments, **settings))
+        return loaded[-1]
+
+    monkeypatch.setattr(options, "open_model", remembered)
+    words = ["--model", str(own), "--data", str(own / f"{data}.jsonl"), *SMALL[2:], "--steps", "4"]
+    words += ["--checkpoint-every", "2"]
+    gone = lambda model: {x.is_deleted() for x in jax.tree.leaves(model.params)}  # noqa: E731
+    whole, save = arm(module, words, tmp_path / "whole"), checkpoint.save
+    assert gone(loaded[-1]) == {True}
+
+    def dying(*arguments, **settings):
+        save(*arguments, **settings)
+        raise Killed
+
+    monkeypatch.setattr(checkpoint, "save", dying)
+    with pytest.raises(Killed):
+        arm(module, words, tmp_path / "parts")
+    monkeypatch.setattr(checkpoint, "save", save)
+    again = arm(module, words, tmp_path / "parts")
+    assert again.curves["loss/total"] == whole.curves["loss/total"] and gone(loaded[-1]) == {True}
+    arm(module, [*words, "--seeds", "2"], tmp_path / "two")
+    assert gone(loaded[-1]) == {False}
+
+
 def test_a_mixture_has_its_shares(own):
     (own / "few.jsonl").write_text("\n".join(json.dumps({"prompt": f"few {k}", "answer": "1"}) for k in range(6)))
     found, _ = formats.read_problems(f"{own / 'texts.jsonl'}@0.25,{own / 'few.jsonl'}@0.75")
