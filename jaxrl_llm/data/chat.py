@@ -196,21 +196,28 @@ def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str]
 
     The rest of the assistant's turn, ``text`` as the user's message, and the opening of the next answer. A template may
     show the last answer of a conversation in another way than earlier ones (Qwen 3 opens and closes a thought there and
-    leaves out those before, Phi 3 ends the text): what was sampled stays as it was sampled.
+    leaves out those before, Phi 3 ends the text), or open an answer with a thought that it leaves out later (DeepSeek
+    R1, Qwen 3 with ``enable_thinking=False``): what was opened and sampled stays as it was.
 
     Raises:
       UserError: where a template is needed and the tokenizer has none, or it rewrites what stands before an answer.
     """
-    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "."}]
+    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
     opened = _render(tokenizer, before[:1], add_generation_prompt=True, **variables)
 
     def behind(text: str) -> list[int]:
         talk = [*before, {"role": "user", "content": text}]
-        answer = _rest(opened, _render(tokenizer, talk, add_generation_prompt=True, **variables))
-        return _encode(tokenizer, _rest(".", answer.lstrip()))  # some begin an answer with a blank
+        head, said, rest = _render(tokenizer, talk, add_generation_prompt=True, **variables).partition(_SAID)
+        if not said or not opened.startswith(head.rstrip()):  # some begin an answer with a blank
+            raise Rewrites(_APPENDS)
+        return _encode(tokenizer, rest)
 
     end = next((k for k, token in enumerate(behind("?")) if token in tokenizer.eos_ids), -1)
     return lambda text: behind(text)[end + 1 :]
+
+
+_SAID = "what the assistant said"  # no template trims or splits it
+_APPENDS = "the chat template rewrites earlier turns as the conversation grows; give it a template that only appends"
 
 
 class Rewrites(UserError):
@@ -219,9 +226,7 @@ class Rewrites(UserError):
 
 def _rest(start: str, whole: str) -> str:
     if not whole.startswith(start):
-        raise Rewrites(
-            "the chat template rewrites earlier turns as the conversation grows; give it a template that only appends"
-        )
+        raise Rewrites(_APPENDS)
     return whole[len(start) :]
 
 

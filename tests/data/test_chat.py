@@ -148,6 +148,23 @@ def test_a_reply_where_the_last_answer_is_shown_in_another_way(tmp_path, templat
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "opening", ["[INST]\\n", "[INST]\\n\\n[/INST]\\n\\n"], ids=["R1's", "Qwen 3's without thoughts"]
+)
+def test_a_reply_where_an_answer_is_opened_with_a_thought(tmp_path, opening):
+    """Which the template leaves out once the conversation goes on: what was opened stays, the reply goes behind it."""
+    head = "<|im_start|>assistant\\n"
+    template = CHATML.replace(head, head + opening)
+    tokenizer = _tokenizer(tmp_path, template)
+    start = chat.encode_chat(tokenizer, TALK[:1], add_generation_prompt=True)
+    assert template != CHATML and "[INST]" in _words(start)
+    reply = _words(chat.make_reply_encoder(tokenizer)("bye"))
+    assert reply[:8] == ["\n", "<|im_start|>", "user", "\n", "bye", "<|im_end|>", "\n", "<|im_start|>"]
+    assert reply[8:] == _words(start)[_words(start).index("assistant") :]
+    with pytest.raises(UserError, match="rewrites earlier turns"):  # what was not opened so cannot be imitated
+        chat.encode_dialogue(tokenizer, TALK[:2])
+
+
 def test_a_reply_where_an_answer_begins_with_a_blank(tmp_path):
     tokenizer = _tokenizer(tmp_path, BOS_EVERY_TURN)
     assert _words(chat.make_reply_encoder(tokenizer)("bye")) == ["[INST]", "bye", "[/INST]"]

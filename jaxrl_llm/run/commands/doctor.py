@@ -163,12 +163,15 @@ def check_template(tokenizer: Tokenizer) -> Findings:
     if _rendered(tokenizer, 1) == _rendered(tokenizer, 1, add_generation_prompt=True):
         yield Finding("note", "template", "add_generation_prompt changes nothing: the model has to open its own turn")
     try:
-        ids, mask = chat.encode_dialogue(tokenizer, _messages()[:2])
         chat.make_reply_encoder(tokenizer)
+        yield Finding("ok", "template", "a conversation grows by appending")
     except UserError as error:
         yield Finding("note", "template", f"several turns are not possible: {error}")
+    try:
+        ids, mask = chat.encode_dialogue(tokenizer, _messages()[:2])
+    except UserError as error:
+        yield Finding("note", "template", f"given answers cannot be imitated (jaxrl sft): {error}")
         return
-    yield Finding("ok", "template", "a conversation grows by appending")
     answer = [i for i, mine in zip(ids, mask, strict=True) if mine]
     if answer and answer[-1] in tokenizer.eos_ids:
         yield Finding("ok", "template", f"an answer ends with {answer[-1]}, an end id")
