@@ -85,6 +85,9 @@ class Options:
     force_record: bool = False  # a record although its pilot says no, and marked so
     controls: bool = True  # of a record: arms of the harness that must help, or must not, see evidence.controls
     tune: tuple[float, ...] = ()  # learning rates tried for every arm of the primary part before the record
+    # beside --tune: FIELD=V,V,V, a coefficient of the method: the arms of the primary part that read it try these
+    # values, each at its best rate, and the other arms take the method's
+    coefficient: str = ""
     bed: str = ""  # with --record on another task or base model: its name, beside the file's own record
 
 
@@ -484,9 +487,11 @@ def check_options(options: Options, arguments: list[str]) -> None:
         check_kept(options)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
-    for name in ("register", "force_record", "tune", "bed"):
+    for name in ("register", "force_record", "tune", "coefficient", "bed"):
         if getattr(options, name) and not options.record:
             raise UserError(f"{flags.spell(name)} belongs to a record: give --record with it, or drop it")
+    if options.coefficient and not options.tune:
+        raise UserError(f"--coefficient {options.coefficient} is tried at the best rate of --tune: give it, too")
     if options.until_decided and any(word.split("=")[0] == "--seeds" for word in arguments):
         raise UserError("--until-decided chooses the number of seeds: drop it or --seeds")
     if options.until_decided and options.smoke:

@@ -48,6 +48,8 @@ def smoke(tmp_path_factory):
         (["--record", "--export", "always"], "--export always: a record or certificate leaves no models; drop it"),
         (["--force-record"], "--force-record belongs to a record: give --record with it, or drop it"),
         (["--tune", "0.1", "0.2"], "--tune belongs to a record: give --record with it, or drop it"),
+        (["--coefficient", "x=1,2,3"], "--coefficient belongs to a record: give --record with it, or drop it"),
+        (["--record", "--coefficient", "x=1,2,3"], "--coefficient x=1,2,3 is tried at the best rate of --tune"),
         (["--until-decided", "--seeds", "4"], "--until-decided chooses the number of seeds: drop it or --seeds"),
         (["--until-decided", "--smoke"], "--until-decided takes whole runs: drop it, or --smoke"),
         (["--steps", "3", "--steps", "4"], "--steps is given twice; give it once"),

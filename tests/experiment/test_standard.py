@@ -13,7 +13,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.data.own import own
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, loop, results
-from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
+from jaxrl_llm.experiment.evidence import pages, pilot, provenance, records, rehearsal, standard, store, verdicts
 from jaxrl_llm.run import bench
 from tests import close
 from tests.close import doubles
@@ -58,6 +58,28 @@ def test_a_record_from_pilot_to_verdict(place, capsys):
     level = verdicts.level_at(len(found.arms["method"].seeds), (4, 8))
     close.assert_printed(record["claim"]["primary"]["level"], level, 6)
     assert "learning rates tuned equally" in records.caption(record) and records.OLD not in records.title(record)
+
+
+@pytest.mark.slow
+def test_a_coefficient_is_tuned_with_the_rates_and_registered(place, capsys):
+    """The record has what was tried; an arm that sets the field itself keeps its own."""
+    words = [*WORDS, "--tune", "0.05", "0.1", "0.2", "--coefficient", "warm_steps=0,1,3", "--no-controls"]
+    assert cli.run(tiny, [*words, "--register"]) is None
+    (row,) = [line.split("\t") for line in (place.parents[1] / "registered.tsv").read_text().splitlines()[1:]]
+    cli.run(tiny, words)
+    record, read = results.read(place)
+    proof = record["instrument"]
+    own = proof["tuned"]["coefficient"]
+    assert own["field"] == "warm_steps" and set(own["curves"]) == {"baseline", "method"}
+    for name in ("baseline", "method"):
+        assert list(own["curves"][name]) == ["0", "1", "3"]
+        assert own["best"][name] == max((0, 1, 3), key=lambda v, n=name: np.mean(own["curves"][n][f"{v}"]))
+        assert read.arms[name].settings["warm_steps"] == own["best"][name]
+    assert read.arms["warm"].settings["warm_steps"] == 2
+    assert proof["registered"] in row and f"method.warm_steps {own['best']['method']}" in row[-1]
+    assert "learning rates and warm_steps tuned equally" in records.caption(record)
+    lines = pages._judged(record, "figure.png")
+    assert "warm_steps at these rates:" in lines and "| arm | 0 | 1 | 3 | chosen |" in lines
 
 
 def test_an_arm_that_does_not_train_does_not_shorten_the_tail():

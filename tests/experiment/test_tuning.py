@@ -106,6 +106,68 @@ def test_a_table_that_is_validated_holds_no_rows_out(tmp_path):
     assert len(set(means.values())) == 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Pulled(tiny.Settings):
+    """With a coefficient of the method: how much of an answer is wanted."""
+
+    wanted: float = 0.5
+    kind: str = "method"  # which reads it; the baseline does not
+
+
+def _pulled(tmp_path, arms, **options):
+    def build(settings):
+        given = plan(settings.learning_rate)
+        if settings.kind == "method":
+            wanted = settings.wanted
+            stage = given.stages[0]
+            rows = lambda extras: {"wanted": wanted * stage.method.rows(extras)["wanted"]}  # noqa: E731
+            given = given._replace(stages=(stage._replace(method=stage.method._replace(rows=rows)),))
+        return given._replace(validate=lambda params, key: {"reward/mean": params["x"]})
+
+    module = made_module(ARMS=arms, Settings=Pulled, build=build)
+    given = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0, **options)
+    base = Pulled(eval_every=1)
+    resolved = {name: dataclasses.replace(base, **changes) for name, changes in arms.items()}
+    built = {name: build(settings) for name, settings in resolved.items()}
+    return standard.Job(module, given, base, resolved, built, tmp_path, tmp_path)
+
+
+def test_a_coefficient_of_the_method_is_tried_at_the_best_rate(tmp_path):
+    """By the arms that read it and do not set it themselves; the others take the method's."""
+    arms = {"method": {}, "baseline": {"kind": "baseline"}, "without": {}, "fixed": {"wanted": 2.0}}
+    job = _pulled(tmp_path, arms)
+    tuned = tuning.tune(job, ["method", "baseline"], (0.001, 0.01, 0.5))
+    assert tuned["best"] == {"method": 0.5, "baseline": 0.5}
+    found = tuning.tune_coefficient(job, tuned, "wanted=0.5,1,1.5")
+    own = found["coefficient"]
+    assert own["best"] == {"method": 1.5} and own["at_the_edge"] == ["method"] and own["field"] == "wanted"
+    assert list(own["curves"]["method"]) == ["0.5", "1", "1.5"]
+    assert tuning.chosen_text(found) == "method 0.5, baseline 0.5, method.wanted 1.5"
+    applied = tuning.applied(job, found).resolved
+    assert {name: settings.wanted for name, settings in applied.items()} == {
+        "method": 1.5, "baseline": 1.5, "without": 1.5, "fixed": 2.0,
+    }  # fmt: skip
+    assert {settings.learning_rate for settings in applied.values()} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("wanted=1,2", "at least three different finite values"),
+        ("wanted=1,2,inf", "at least three different finite values"),
+        ("wanted=a,b,c", "'a,b,c' is no list of float numbers"),
+        ("want=1,2,3", "'want' is no number among the settings"),
+        ("kind=1,2,3", "'kind' is no number among the settings"),
+        ("learning_rate=1,2,3", "'learning_rate' is no number among the settings"),
+        ("warm_steps=2,3,4", "no arm of the primary part that trains reads warm_steps"),
+    ],
+)
+def test_coefficients_that_cannot_be_tried_are_named(tmp_path, spec, said):
+    job = _pulled(tmp_path, {"method": {}})
+    with pytest.raises(UserError, match=said):
+        tuning.tune_coefficient(job, {"best": {"method": 0.5}}, spec)
+
+
 def test_a_rate_at_which_a_seed_diverges_is_the_worst():
     worth = [tuning._worth(values, -1) for values in ([0.1, float("nan"), 0.1], [5.0, 5.0, 5.0], [1.0, 2.0, 3.0])]
     assert worth == [-np.inf, -5.0, -2.0]

@@ -30,6 +30,18 @@ def _cost(record: dict[str, Any]) -> str:
     return f"{records.caption(record)}; {hours:.2f} hours for all {len(found)} arms"
 
 
+def _curves(first: str, tuned: dict[str, Any]) -> list[str]:
+    """What was tried, by arm, and what was chosen."""
+    tried = list(next(iter(tuned["curves"].values())))
+    lines = ["", f"| {first} | {' | '.join(tried)} | chosen |", "|---" * (len(tried) + 2) + "|"]
+    for arm, row in tuned["curves"].items():
+        # JSON has null for a seed that diverged: then the rate was none to choose
+        cells = " | ".join("diverged" if None in v else f"{sum(v) / len(v):.4g}" for v in row.values())
+        edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
+        lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
+    return lines
+
+
 def _judged(record: dict[str, Any], figure: str) -> list[str]:
     claim, proof = records.read_claim(record), record.get("instrument") or {}
     old = f" ({records.OLD})" if records.is_old(record) else ""
@@ -44,16 +56,11 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
                       f"({proof['first_seed']}){where}; earlier records of this file: {proof['tries']}; commit "
                       f"`{proof['commit']}`."]  # fmt: skip
         lines += [f"- seen before and not kept: {what}" for what in proof.get("withheld") or ()]
-    if proof.get("tuned"):
-        tuned = proof["tuned"]
+    if tuned := proof.get("tuned"):
         lines += ["", f"Sensitivity ({tuned['metric']}, second half of training, {tuned['seeds']} seeds of their own):",
-                  "", "| arm | " + " | ".join(next(iter(tuned["curves"].values()))) + " | chosen |",
-                  "|---" * (len(next(iter(tuned["curves"].values()))) + 2) + "|"]  # fmt: skip
-        for arm, row in tuned["curves"].items():
-            # JSON has null for a seed that diverged: then the rate was none to choose
-            cells = " | ".join("diverged" if None in v else f"{sum(v) / len(v):.4g}" for v in row.values())
-            edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
-            lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
+                  *_curves("arm", tuned)]  # fmt: skip
+        if own := tuned.get("coefficient"):
+            lines += ["", f"{own['field']} at these rates:", *_curves("arm", own)]
     for near in proof.get("neighbours") or ():
         rates = ", ".join(f"{arm} {rate:g}" for arm, rate in near["rates"].items())
         lines.append(f"- at the next {near['side']} rates ({rates}): {near['verdict']}, {near['mean']:+.4g} "

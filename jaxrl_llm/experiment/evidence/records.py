@@ -97,6 +97,8 @@ def caption(record: dict[str, Any]) -> str:
     ends = f", mean of the last {proof['tail']} evaluations" if proof.get("tail", 1) > 1 else ""
     budget = f"{max(a['updates'] for a in found):,} updates and {max(a['rollouts'] for a in found):,} rollouts a seed"
     tuned = "learning rates tuned equally" if proof.get("tuned") else "not tuned"
+    if own := (proof.get("tuned") or {}).get("coefficient"):
+        tuned = f"learning rates and {own['field']} tuned equally"
     return f"{number} seeds; {judged}{ends}; {budget}; {tuned}{'; ' + OLD if not proof else ''}"
 
 

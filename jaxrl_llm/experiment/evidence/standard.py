@@ -126,6 +126,8 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
     chosen = primary_arms(planned)
     tuned = tuning.tune(job, chosen, options.tune) if options.tune else None
     if tuned is not None:
+        if options.coefficient:
+            tuned = tuning.tune_coefficient(job, tuned, options.coefficient)
         job = tuning.applied(job, tuned)
     d_star = fixed_d_star(job, planned.primary, tried)
     looks = verdicts.LOOKS if options.until_decided else ()
@@ -143,7 +145,7 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
         provenance.register(table, {
             "name": f"{path.parent.name}/{path.stem}", "registered": registration, "on": day, "first seed": first,
             "primary": planned.primary.text, "d*": f"{d_star[planned.primary.metric]:.4g}",
-            "rates": ", ".join(f"{arm} {rate:g}" for arm, rate in tuned["best"].items()) if tuned else "of the file",
+            "rates": tuning.chosen_text(tuned) if tuned else "of the file",
         })  # fmt: skip
         print(f"written: {table}; commit it, then give the same command without --register")
         return None
@@ -265,6 +267,7 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     print(pilot.said(found))
     if options.record:
         path = arms.record_path(module)
-        number = pilot.programs(resolved, len(options.tune))
+        tried_values = len(options.tune) + (options.coefficient.count(",") + 1 if options.coefficient else 0)
+        number = pilot.programs(resolved, tried_values)
         pilot.keep(path.parents[1] / "pilots.tsv", f"{path.parent.name}/{path.stem}", found, arms_of_record=number)
     return int(bool(found["problems"]))

@@ -4,6 +4,8 @@ An arm that ends with samples and rewards is judged by its training reward, one 
 (``Plan.validate``) by fresh samples on problems that neither train nor are measured on. Another that ends on a table of
 rows (pairs, demonstrations) has no reward: an eighth of its rows is held out of training, and the rate with the lowest
 value of its own loss there is taken. Losses of two arms need not be comparable, for each is only compared with itself.
+
+A coefficient of the method (``--coefficient FIELD=V,V,V``) is tried in the same way, at the best rate of each arm.
 """
 
 import dataclasses
@@ -109,6 +111,61 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
     return {"metric": metric, "seeds": SEEDS, "curves": results.plain(curves), "best": best, "at_the_edge": edge}
 
 
+def _coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
+    """The field of ``FIELD=V,V,V`` and its values, in the type that the field has."""
+    field, _, text = spec.partition("=")
+    now = getattr(settings, field, None)
+    if isinstance(now, bool) or not isinstance(now, (int, float)) or field == "learning_rate":
+        raise UserError(f"--coefficient {spec}: {field!r} is no number among the settings of this experiment")
+    try:
+        values = tuple(dict.fromkeys(type(now)(value) for value in text.split(",")))
+    except ValueError:
+        raise UserError(f"--coefficient {spec}: {text!r} is no list of {type(now).__name__} numbers") from None
+    if len(values) < 3 or not all(np.isfinite(values)):
+        raise UserError(f"--coefficient {spec} needs at least three different finite values")
+    return field, values
+
+
+def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, Any]:
+    """``tuned`` with the best value of a coefficient for every tuned arm that reads it and does not set it itself.
+
+    Args:
+      tuned: of ``tune``, at whose best rates the values are tried.
+      spec: ``FIELD=V,V,V``.
+
+    Raises:
+      UserError: for fewer than three values, a field that is no number, or that no such arm reads.
+    """
+    field, values = _coefficient(spec, job.base)
+    resolved = {
+        f"{name}@{field}={value:g}": dataclasses.replace(job.resolved[name], learning_rate=rate, **{field: value})
+        for name, rate in tuned["best"].items()
+        if field not in job.module.ARMS[name]
+        for value in values
+    }
+    built, reads = cli.build_arms(job.module, resolved, job.options.microbatches)
+    resolved = {name: settings for name, settings in resolved.items() if field in reads[name]}
+    if not resolved:
+        raise UserError(f"--coefficient {spec}: no arm of the primary part that trains reads {field}; drop it")
+    chosen = list(dict.fromkeys(name.partition("@")[0] for name in resolved))
+    judged = {name: criterion(built[f"{name}@{field}={values[0]:g}"]) for name in chosen}
+    built = {name: tried(built[name]) for name in resolved}
+    identities, seeds = store.identities(job.module, resolved, built), list(range(FIRST_SEED, FIRST_SEED + SEEDS))
+    found = store.run_arms(job.options, resolved, built, identities, seeds, job.folder)
+    curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{field}={v:g}", judged[name][0]).tolist()
+                     for v in values} for name in chosen}  # fmt: skip
+    best = {name: max(values, key=lambda v, n=name: _worth(curves[n][f"{v:g}"], judged[n][1])) for name in chosen}
+    edge = [name for name in chosen if best[name] in (min(values), max(values))]
+    return tuned | {"coefficient": {"field": field, "curves": results.plain(curves), "best": best, "at_the_edge": edge}}
+
+
+def chosen_text(tuned: dict[str, Any]) -> str:
+    """The rates, and coefficients, that were chosen: ``arm 0.001, arm.field 0.1``."""
+    own = tuned.get("coefficient") or {"best": {}}
+    said = [f"{arm} {rate:g}" for arm, rate in tuned["best"].items()]
+    return ", ".join([*said, *(f"{arm}.{own['field']} {value:g}" for arm, value in own["best"].items())])
+
+
 def _worth(values: list[float], sign: int) -> float:
     """Of the seeds at one rate, more is better; a rate at which one of them diverges is the worst of all."""
     return sign * float(np.mean(values)) if np.isfinite(values).all() else -np.inf
@@ -117,15 +174,18 @@ def _worth(values: list[float], sign: int) -> float:
 def applied(job: Any, tuned: dict[str, Any]) -> Any:
     """The record with every tuned arm at its own best rate, and the others at that of the last (the baseline's).
 
-    An arm whose own rate is what it is about keeps it: at another a floor would train.
+    An arm whose own rate is what it is about keeps it: at another a floor would train. So with a coefficient, of which
+    the others take that of the first (the method's).
     """
     others = tuned["best"][list(tuned["best"])[-1]]
-    resolved = {
-        name: settings
-        if own_rate(job.module, name) is not None
-        else dataclasses.replace(settings, learning_rate=tuned["best"].get(name, others))
-        for name, settings in job.resolved.items()
-    }
+    own = tuned.get("coefficient") or {"field": "", "best": {"": None}}
+
+    def chosen(name: str, settings: Any) -> Any:
+        given = {"learning_rate": tuned["best"].get(name, others)}
+        given |= {own["field"]: own["best"].get(name, next(iter(own["best"].values())))} if own["field"] else {}
+        return dataclasses.replace(settings, **{k: v for k, v in given.items() if k not in job.module.ARMS[name]})
+
+    resolved = {name: chosen(name, settings) for name, settings in job.resolved.items()}
     built, _ = cli.build_arms(job.module, resolved, job.options.microbatches)
     return job._replace(resolved=resolved, built=built)
 
