@@ -30,10 +30,10 @@ def _cost(record: dict[str, Any]) -> str:
     return f"{records.caption(record)}; {hours:.2f} hours for all {len(found)} arms"
 
 
-def _curves(first: str, tuned: dict[str, Any]) -> list[str]:
+def _curves(tuned: dict[str, Any]) -> list[str]:
     """What was tried, by arm, and what was chosen."""
     tried = list(next(iter(tuned["curves"].values())))
-    lines = ["", f"| {first} | {' | '.join(tried)} | chosen |", "|---" * (len(tried) + 2) + "|"]
+    lines = ["", f"| arm | {' | '.join(tried)} | chosen |", "|---" * (len(tried) + 2) + "|"]
     for arm, row in tuned["curves"].items():
         # JSON has null for a seed that diverged: then the rate was none to choose
         cells = " | ".join("diverged" if None in v else f"{sum(v) / len(v):.4g}" for v in row.values())
@@ -58,9 +58,9 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
         lines += [f"- seen before and not kept: {what}" for what in proof.get("withheld") or ()]
     if tuned := proof.get("tuned"):
         lines += ["", f"Sensitivity ({tuned['metric']}, second half of training, {tuned['seeds']} seeds of their own):",
-                  *_curves("arm", tuned)]  # fmt: skip
+                  *_curves(tuned)]  # fmt: skip
         if own := tuned.get("coefficient"):
-            lines += ["", f"{own['field']} at these rates:", *_curves("arm", own)]
+            lines += ["", f"{own['field']} at these rates:", *_curves(own)]
     for near in proof.get("neighbours") or ():
         rates = ", ".join(f"{arm} {rate:g}" for arm, rate in near["rates"].items())
         lines.append(f"- at the next {near['side']} rates ({rates}): {near['verdict']}, {near['mean']:+.4g} "

@@ -118,9 +118,10 @@ def _coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
     if isinstance(now, bool) or not isinstance(now, (int, float)) or field == "learning_rate":
         raise UserError(f"--coefficient {spec}: {field!r} is no number among the settings of this experiment")
     try:
-        values = tuple(dict.fromkeys(type(now)(value) for value in text.split(",")))
+        read = [type(now)(value) for value in text.split(",")]
     except ValueError:
         raise UserError(f"--coefficient {spec}: {text!r} is no list of {type(now).__name__} numbers") from None
+    values = tuple({f"{value:g}": value for value in read}.values())  # as they name what is run and kept
     if len(values) < 3 or not all(np.isfinite(values)):
         raise UserError(f"--coefficient {spec} needs at least three different finite values")
     return field, values
