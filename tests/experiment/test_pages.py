@@ -27,8 +27,9 @@ def test_fields_of_a_docstring():
 @pytest.mark.parametrize("slug", ["igpo", "dr_grpo", "nsr"])
 def test_a_page_says_claim_arms_verdict_interval_and_cost(slug, tmp_path):
     text = page(slug, ROOT / "docs" / "papers" / "family")
-    (record,) = systems.records_of(systems.experiment_file(slug, ROOT).parent.name, slug, ROOT)
+    record, *others = systems.records_of(systems.experiment_file(slug, ROOT).parent.name, slug, ROOT)
     assert f"## Verdict: {record['claim']['verdict']}" in text and "**primary**" in text and "Cost: " in text
+    assert text.count("\n## Verdict on ") == len(others)
     assert ("(old instrument)" in text) == records.is_old(record)
     assert all(f"| {name} | " in text for name in record["arms"])
     for link in re.findall(r"\]\((\.\./[^)]+)\)", text):
