@@ -48,7 +48,8 @@ def test_the_help_of_model_names_every_family(command, capsys):
 @pytest.mark.parametrize(
     ("command", "comments"),
     [
-        (["sft"], ["columns for a response, or for a whole conversation", "of the whole step's gradient; 0: no bound"]),
+        (["sft"], ["columns for a response, or for a whole conversation; longer ones are refused",
+                   "of the whole step's gradient; 0: no bound"]),
         (["dpo"], ["LD-DPO: the weight, 0 to 1, of what a response has beyond the length of the other one"]),
         (["distil"], ["top_k: over the student's likeliest; sampled: of the sampled tokens alone"]),
         (["run", "dr_grpo"], ["responses to each prompt", "rank of an adapter that trains in place of the weights"]),
