@@ -226,14 +226,14 @@ class Stopped(Exception):
         self.step = step
 
 
-def shared_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
-    """The state at the beginning of a stage; the first parameters belong to all seeds, so that a copy is trained."""
-    return jax.tree.map(jnp.copy, plans.start(stage, params, jax.random.fold_in(key, index)))
-
-
 def given_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
-    """``shared_start`` of the only seed: it trains the first parameters themselves, and no copy lies beside them."""
+    """The state at the beginning of a stage; the only seed trains the first parameters themselves."""
     return plans.start(stage, params, jax.random.fold_in(key, index))
+
+
+def shared_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
+    """``given_start`` where the first parameters belong to all seeds, so that a copy is trained."""
+    return jax.tree.map(jnp.copy, given_start(stage, params, key, index))
 
 
 def unseen(step: int, row: dict[str, float]) -> None:

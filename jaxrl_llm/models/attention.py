@@ -107,17 +107,19 @@ def _turned(x: Array, cos: Array, sin: Array, forward: bool = True) -> Array:
     return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
 
 
-_rotated = jax.custom_vjp(_turned, nondiff_argnums=(3,))
+@jax.custom_vjp
+def _rotated(x: Array, cos: Array, sin: Array) -> Array:
+    return _turned(x, cos, sin)
 
 
-def _rotated_forward(x, cos, sin, forward):
-    return _turned(x, cos, sin, forward), (cos, sin)
+def _rotated_forward(x, cos, sin):
+    return _turned(x, cos, sin), (cos, sin)
 
 
-def _rotated_backward(forward, kept, grad):
+def _rotated_backward(kept, grad):
     """A product of ``grad`` as it came: differentiated by JAX it is one of float32, in six parts on a TPU."""
     cos, sin = kept
-    return _turned(grad, cos, sin, not forward), jnp.zeros_like(cos), jnp.zeros_like(sin)  # positions do not train
+    return _turned(grad, cos, sin, forward=False), jnp.zeros_like(cos), jnp.zeros_like(sin)  # positions do not train
 
 
 _rotated.defvjp(_rotated_forward, _rotated_backward)
@@ -125,7 +127,7 @@ _rotated.defvjp(_rotated_forward, _rotated_backward)
 
 def rotate_by_product(x: Float[Array, "B S H K"], positions: Int[Array, "B S"], inverse: Array | np.ndarray) -> Array:
     """``rotate`` where halves of a head are dear to cut: they change places by a product with 0, 1 and -1, exactly."""
-    return _rotated(x, *_waves(positions, inverse), True)
+    return _rotated(x, *_waves(positions, inverse))
 
 
 def _waves(positions: Int[Array, "B S"], inverse: Array | np.ndarray) -> tuple[Array, Array]:
@@ -140,7 +142,7 @@ def before_layers(config: ModelConfig, rotate_fn: RotateFn, positions: Int[Array
     if rotate_fn is not rotate_by_product or config.learned_positions or config.local_rope_theta is not None:
         return rotate_fn
     cos, sin = _waves(positions, rope_frequencies(config))
-    return lambda x, *_: _rotated(x, cos, sin, True)
+    return lambda x, *_: _rotated(x, cos, sin)
 
 
 class Seen(NamedTuple):

@@ -114,7 +114,7 @@ class Pulled(tiny.Settings):
     kind: str = "method"  # which reads it; the baseline does not
 
 
-def _pulled(tmp_path, arms, **options):
+def _pulled(tmp_path, arms):
     def build(settings):
         given = plan(settings.learning_rate)
         if settings.kind == "method":
@@ -125,7 +125,7 @@ def _pulled(tmp_path, arms, **options):
         return given._replace(validate=lambda params, key: {"reward/mean": params["x"]})
 
     module = made_module(ARMS=arms, Settings=Pulled, build=build)
-    given = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0, **options)
+    given = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0)
     base = Pulled(eval_every=1)
     resolved = {name: dataclasses.replace(base, **changes) for name, changes in arms.items()}
     built = {name: build(settings) for name, settings in resolved.items()}

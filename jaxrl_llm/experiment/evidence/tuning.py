@@ -162,9 +162,10 @@ def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, An
 
 def chosen_text(tuned: dict[str, Any]) -> str:
     """The rates, and coefficients, that were chosen: ``arm 0.001, arm.field 0.1``."""
-    own = tuned.get("coefficient") or {"best": {}}
     said = [f"{arm} {rate:g}" for arm, rate in tuned["best"].items()]
-    return ", ".join([*said, *(f"{arm}.{own['field']} {value:g}" for arm, value in own["best"].items())])
+    if own := tuned.get("coefficient"):
+        said += [f"{arm}.{own['field']} {value:g}" for arm, value in own["best"].items()]
+    return ", ".join(said)
 
 
 def _worth(values: list[float], sign: int) -> float:
@@ -178,15 +179,14 @@ def applied(job: Any, tuned: dict[str, Any]) -> Any:
     An arm whose own rate is what it is about keeps it: at another a floor would train. So with a coefficient, of which
     the others take that of the first (the method's).
     """
-    others = tuned["best"][list(tuned["best"])[-1]]
-    own = tuned.get("coefficient") or {"field": "", "best": {"": None}}
-
-    def chosen(name: str, settings: Any) -> Any:
-        given = {"learning_rate": tuned["best"].get(name, others)}
-        given |= {own["field"]: own["best"].get(name, next(iter(own["best"].values())))} if own["field"] else {}
-        return dataclasses.replace(settings, **{k: v for k, v in given.items() if k not in job.module.ARMS[name]})
-
-    resolved = {name: chosen(name, settings) for name, settings in job.resolved.items()}
+    rates, resolved = list(tuned["best"].values()), {}
+    best = {"learning_rate": (tuned["best"], rates[-1])}  # by arm, and of the others
+    if own := tuned.get("coefficient"):
+        best[own["field"]] = (own["best"], next(iter(own["best"].values())))
+    for name, settings in job.resolved.items():
+        given = {field: found.get(name, rest) for field, (found, rest) in best.items()}
+        given = {field: value for field, value in given.items() if field not in job.module.ARMS[name]}
+        resolved[name] = dataclasses.replace(settings, **given)
     built, _ = cli.build_arms(job.module, resolved, job.options.microbatches)
     return job._replace(resolved=resolved, built=built)
 
