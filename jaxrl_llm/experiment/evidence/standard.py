@@ -117,6 +117,8 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
       UserError: where the claim cannot be read, two arms are one, or the pilot says no and nobody forces it.
     """
     options, module = job.options, job.module
+    if options.coefficient:
+        tuning.read_coefficient(options.coefficient, job.base)  # before hours of rates
     planned = rehearsal.rehearse(module, job.resolved, job.built)
     check_updates(job)
     tried = pilot.pilot(module, job.resolved, job.built, planned, job.folder)
@@ -267,7 +269,7 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     print(pilot.said(found))
     if options.record:
         path = arms.record_path(module)
-        tried_values = len(options.tune) + (options.coefficient.count(",") + 1 if options.coefficient else 0)
-        number = pilot.programs(resolved, tried_values)
+        own = tuning.read_coefficient(options.coefficient, base)[1] if options.coefficient else ()
+        number = pilot.programs(resolved, len(options.tune) + len(own))
         pilot.keep(path.parents[1] / "pilots.tsv", f"{path.parent.name}/{path.stem}", found, arms_of_record=number)
     return int(bool(found["problems"]))

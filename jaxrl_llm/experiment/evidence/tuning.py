@@ -98,20 +98,35 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
     unread = [name for name, fields in reads.items() if "learning_rate" not in fields]
     if unread:
         raise UserError(f"--tune: arm {unread[0].split('@')[0]} reads no learning rate; drop --tune")
-    judged = {name: criterion(built[f"{name}@{rates[0]:g}"]) for name in chosen}
+    metric = ", ".join(dict.fromkeys(criterion(plan)[0] for plan in built.values()))
+    return {"metric": metric, "seeds": SEEDS} | _best(job, "", rates, resolved, built)
+
+
+def _best(
+    job: Any, said: str, values: tuple[Any, ...], resolved: dict[str, Any], built: dict[str, Plan]
+) -> dict[str, Any]:
+    """The criterion of every arm at every value, the best value of each arm, and which lie at the end of the grid.
+
+    Args:
+      said: what stands before the value in the names ``arm@value`` of what is run.
+      resolved: settings of what is run, by these names.
+      built: the same as plans.
+    """
+    judged = {name.partition("@")[0]: criterion(plan) for name, plan in built.items()}
     built = {name: tried(plan) for name, plan in built.items()}
-    identities = store.identities(job.module, resolved, built)
-    seeds = list(range(FIRST_SEED, FIRST_SEED + SEEDS))
+    identities, seeds = store.identities(job.module, resolved, built), list(range(FIRST_SEED, FIRST_SEED + SEEDS))
     found = store.run_arms(job.options, resolved, built, identities, seeds, job.folder)
-    curves = {name: {f"{r:g}": sweep.second_half(found, f"{name}@{r:g}", judged[name][0]).tolist() for r in rates}
-              for name in chosen}  # fmt: skip
-    best = {name: max(rates, key=lambda r, n=name: _worth(curves[n][f"{r:g}"], judged[n][1])) for name in chosen}
-    edge = [name for name in chosen if len(rates) > 1 and best[name] in (min(rates), max(rates))]
-    metric = ", ".join(dict.fromkeys(name for name, _ in judged.values()))
-    return {"metric": metric, "seeds": SEEDS, "curves": results.plain(curves), "best": best, "at_the_edge": edge}
+    curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{said}{v:g}", metric).tolist() for v in values}
+              for name, (metric, _) in judged.items()}  # fmt: skip
+    best = {
+        name: max(values, key=lambda v, n=name, s=sign: _worth(curves[n][f"{v:g}"], s))
+        for name, (_, sign) in judged.items()
+    }
+    edge = [name for name, value in best.items() if value in (min(values), max(values))]
+    return {"curves": results.plain(curves), "best": best, "at_the_edge": edge}
 
 
-def _coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
+def read_coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
     """The field of ``FIELD=V,V,V`` and its values, in the type that the field has."""
     field, _, text = spec.partition("=")
     now = getattr(settings, field, None)
@@ -137,7 +152,7 @@ def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, An
     Raises:
       UserError: for fewer than three values, a field that is no number, or that no such arm reads.
     """
-    field, values = _coefficient(spec, job.base)
+    field, values = read_coefficient(spec, job.base)
     resolved = {
         f"{name}@{field}={value:g}": dataclasses.replace(job.resolved[name], learning_rate=rate, **{field: value})
         for name, rate in tuned["best"].items()
@@ -148,16 +163,8 @@ def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, An
     resolved = {name: settings for name, settings in resolved.items() if field in reads[name]}
     if not resolved:
         raise UserError(f"--coefficient {spec}: no arm of the primary part that trains reads {field}; drop it")
-    chosen = list(dict.fromkeys(name.partition("@")[0] for name in resolved))
-    judged = {name: criterion(built[f"{name}@{field}={values[0]:g}"]) for name in chosen}
-    built = {name: tried(built[name]) for name in resolved}
-    identities, seeds = store.identities(job.module, resolved, built), list(range(FIRST_SEED, FIRST_SEED + SEEDS))
-    found = store.run_arms(job.options, resolved, built, identities, seeds, job.folder)
-    curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{field}={v:g}", judged[name][0]).tolist()
-                     for v in values} for name in chosen}  # fmt: skip
-    best = {name: max(values, key=lambda v, n=name: _worth(curves[n][f"{v:g}"], judged[n][1])) for name in chosen}
-    edge = [name for name in chosen if best[name] in (min(values), max(values))]
-    return tuned | {"coefficient": {"field": field, "curves": results.plain(curves), "best": best, "at_the_edge": edge}}
+    found = _best(job, f"{field}=", values, resolved, {name: built[name] for name in resolved})
+    return tuned | {"coefficient": {"field": field} | found}
 
 
 def chosen_text(tuned: dict[str, Any]) -> str:
