@@ -42,6 +42,7 @@ from jaxrl_llm.metrics.intervals import score_interval, wilson_interval
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
+from jaxrl_llm.planning.known_models import BUNDLED
 from jaxrl_llm.run import evaluate, parts
 from jaxrl_llm.run.records import record as results
 from jaxrl_llm.train import checkpoint
@@ -55,7 +56,6 @@ SHAPES = {
     "tiny": {"hidden_size": 128, "intermediate_size": 384, "num_layers": 5, "num_heads": 4, "num_kv_heads": 2},
     "small": {"hidden_size": 256, "intermediate_size": 768, "num_layers": 8, "num_heads": 8, "num_kv_heads": 4},
 }
-BUNDLED = ("nano", "tiny", "nano_1")
 PER_CALL = 20  # optimiser steps in one compiled call
 KEPT_EVERY = 25  # calls between checkpoints
 SAMPLES = 8  # answers to each problem when measuring
