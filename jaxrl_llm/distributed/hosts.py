@@ -61,6 +61,28 @@ def barrier(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def by_first(name: str, work: Callable[[], Any]) -> None:
+    """What one process does alone, as writing a file; the others wait until it is done, and fail where it fails.
+
+    A process that waits for one that has ended would wait until the job is given up, minutes later.
+
+    Raises:
+      UserError: what ``work`` raised, on every process; a full disk or a folder that cannot be written counts as one.
+    """
+    failed: Exception | None = None
+    if is_first():
+        try:
+            work()
+        except (UserError, OSError) as error:
+            failed = error
+    text = "" if failed is None else str(failed) or type(failed).__name__
+    said = of_first(text.encode()[:1024].decode(errors="ignore"), most=1024)
+    if failed is not None:
+        raise failed
+    if said:
+        raise UserError(f"{name}: {said}")
+
+
 def agree(name: str, decision: Any) -> None:
     """Makes sure that every process decided the same; with one process it does nothing.
 
@@ -86,18 +108,21 @@ def agree(name: str, decision: Any) -> None:
         )
 
 
-def of_first(text: str) -> str:
+def of_first(text: str, most: int = 256) -> str:
     """What the first process says, on every process: for what a process knows of itself alone, its clock for example.
 
+    Args:
+      most: bytes that are sent, the same on every process.
+
     Raises:
-      ValueError: for more than 256 bytes.
+      ValueError: for more bytes than that.
     """
     if jax.process_count() == 1:
         return text
     said = text.encode()
-    if len(said) > 256:
-        raise ValueError(f"text of {len(said)} bytes is longer than the 256 that are sent")
-    found = multihost_utils.process_allgather(np.frombuffer(said.ljust(256, b"\0"), np.uint8))
+    if len(said) > most:
+        raise ValueError(f"text of {len(said)} bytes is longer than the {most} that are sent")
+    found = multihost_utils.process_allgather(np.frombuffer(said.ljust(most, b"\0"), np.uint8))
     return bytes(np.asarray(found[0], np.uint8)).rstrip(b"\0").decode()
 
 

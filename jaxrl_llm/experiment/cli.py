@@ -400,9 +400,7 @@ def _write(module: ModuleType, options: Options, settings: Any, found: Results, 
 
 def write(*what: Any) -> None:
     """As ``_write``, by the first process; the others wait until all lies there."""
-    if hosts.is_first():
-        _write(*what)
-    hosts.barrier("results")
+    hosts.by_first("results", lambda: _write(*what))
 
 
 def keep_copy(whole: dict[str, Any], plot: pathlib.Path, folder: pathlib.Path, slug: str) -> None:

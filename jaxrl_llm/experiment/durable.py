@@ -266,33 +266,32 @@ class _Logs:
         self.measured: dict[int, dict[str, Any]] = {}
         self.track = track.nothing
         if self.folder is not None and keeping.identity:
-            self._open(self.folder)
+            hosts.by_first("folder of a seed", partial(self._open, self.folder))
 
     def _open(self, folder: pathlib.Path) -> None:
-        if hosts.is_first():
-            known = record.read_json(folder / "identity.json")
-            if known != {"identity": self.keeping.identity}:
-                if (folder / "checkpoints").is_dir():
-                    raise UserError(f"{folder} holds a run of other settings, data or code; give --fresh to begin "
-                                    "again, or another --out")  # fmt: skip
-                folder.mkdir(parents=True, exist_ok=True)
-                for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
-                    (folder / name).unlink(missing_ok=True)
-                record.write_json(folder / "identity.json", {"identity": self.keeping.identity})
-        hosts.barrier(f"folder {folder}")
+        if record.read_json(folder / "identity.json") == {"identity": self.keeping.identity}:
+            return
+        if (folder / "checkpoints").is_dir():
+            raise UserError(f"{folder} holds a run of other settings, data or code; give --fresh to begin again, or "
+                            "another --out")  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
+            (folder / name).unlink(missing_ok=True)
+        record.write_json(folder / "identity.json", {"identity": self.keeping.identity})
 
     def rewind(self, step: int) -> None:
         """Forgets what lies behind ``step``, which is computed again; reads what lies before it."""
         if self.folder is None:
             return
-        if hosts.is_first():
-            for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
-                if (self.folder / name).exists():  # there are no lines before the first one
-                    record.rewind(self.folder / name, step)
-        hosts.barrier(f"rewound {self.folder}")
+        hosts.by_first("rewinding", partial(self._forget, self.folder, step))
         self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
         self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
         self.track = track.open_trackers(self.keeping.trackers if hosts.is_first() else (), self.folder, begin=step)
+
+    def _forget(self, folder: pathlib.Path, step: int) -> None:
+        for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
+            if (folder / name).exists():  # there are no lines before the first one
+                record.rewind(folder / name, step)
 
     def add(self, name: str, step: int, values: dict[str, Any]) -> None:
         if self.folder is not None and hosts.is_first():
@@ -308,6 +307,22 @@ def _numbers(values: dict[str, Any]) -> dict[str, Any]:
 def _arrays(values: dict[str, Any]) -> dict[str, np.ndarray]:
     """``_numbers`` undone; JSON has null for what is not a number."""
     return {name: np.asarray(value, np.float64) for name, value in values.items()}
+
+
+def _write_export(folder: pathlib.Path, model: Any, params: Params, parts: dict[str, Any]) -> None:
+    """Beside what is there, in whose place it is put once it is whole."""
+    scratch = folder / ".export"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    merged = lora_state.save(scratch / "adapter", model, params, lora_state.rank_of(params))
+    report.save_model(scratch, model, merged)
+    if parts:  # a value head, a reward head
+        flat = {"/".join(str(k.key) for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(parts)}
+        save_file(flat, scratch / "model" / "heads.safetensors")
+    for part in scratch.iterdir():
+        shutil.rmtree(folder / part.name, ignore_errors=True)  # of fewer steps
+        part.rename(folder / part.name)
+    scratch.rmdir()
 
 
 class SeedRun:
@@ -640,17 +655,4 @@ class SeedRun:
         elif "model" in found:
             parts = {name: part for name, part in found.items() if name != "model"}
             found = model_part(found)
-        if hosts.is_first():
-            scratch = logs.folder / ".export"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            merged = lora_state.save(scratch / "adapter", model, found, lora_state.rank_of(found))
-            report.save_model(scratch, model, merged)
-            if parts:  # a value head, a reward head
-                flat = {"/".join(str(k.key) for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(parts)}
-                save_file(flat, scratch / "model" / "heads.safetensors")
-            for part in scratch.iterdir():
-                shutil.rmtree(logs.folder / part.name, ignore_errors=True)  # of fewer steps
-                part.rename(logs.folder / part.name)
-            scratch.rmdir()
-        hosts.barrier("export")
+        hosts.by_first("export", partial(_write_export, logs.folder, model, found, parts))

@@ -362,10 +362,9 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
     except Stopped as stopped:
         hosts.say(f"stopped at step {stopped.step}; {record.how_to_resume(run)}")
         return 130
-    if hosts.is_first():
-        seconds = time.monotonic() - started
-        report.report(dataclasses.asdict(settings), found.model, found.tables, run, before, after, seconds)
-    hosts.barrier("report")
+    seconds = time.monotonic() - started
+    told = dataclasses.asdict(settings), found.model, found.tables, run, before, after, seconds
+    hosts.by_first("report", lambda: report.report(*told))
     return 0
 
 

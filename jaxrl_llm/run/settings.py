@@ -217,10 +217,12 @@ def run_folder(settings: Settings) -> pathlib.Path:
     if settings.resume:
         return pathlib.Path(settings.resume)
     run = settings.out or f"runs/{hosts.of_first(time.strftime('%Y%m%d-%H%M%S'))}"  # clocks differ
-    if hosts.is_first():
+
+    def begin() -> None:
         with record.resumable(record.open_run(run, resume=False)):
             record.write_json(pathlib.Path(run) / "settings.json", dataclasses.asdict(settings))
-    hosts.barrier("run folder")
+
+    hosts.by_first("run folder", begin)
     return pathlib.Path(run)
 
 

@@ -142,14 +142,7 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
                 shutil.rmtree(left, ignore_errors=True)
         hosts.barrier("checkpoint begins")
         _write_in_time(scratch, _plain(state), {"step": int(state.step), "note": note or {}})
-        if hosts.is_first():
-            old = folder / f"{scratch.name}_old"
-            if final.exists():  # moved, not deleted: of a large one a part is gone long before the new one is in place
-                os.replace(final, old)
-            os.replace(scratch, final)
-            _sync(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        hosts.barrier("checkpoint ends")
+        hosts.by_first("checkpoint", lambda: _publish(scratch, final))
     except (OSError, ValueError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
         disk = _of_the_disk(error)
@@ -163,6 +156,15 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
     written = [step for step in steps(folder) if step <= int(state.step)]
     for old in written[:-keep] if hosts.is_first() else ():
         shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
+
+
+def _publish(scratch: pathlib.Path, final: pathlib.Path) -> None:
+    old = final.parent / f"{scratch.name}_old"
+    if final.exists():  # moved, not deleted: of a large one a part is gone long before the new one is in place
+        os.replace(final, old)
+    os.replace(scratch, final)
+    _sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(scratch: pathlib.Path, tree: Any, facts: dict[str, Any]) -> None:

@@ -142,16 +142,50 @@ def test_one_process_needs_no_others():
     assert hosts.split_work(5, lambda part: np.arange(5)[part]).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_folder_that_is_named_by_a_clock_is_named_by_that_of_the_first_host(monkeypatch):
-    """Else each host would keep its parts of a checkpoint in a folder of its own."""
-    first = np.frombuffer(b"20260101-000000".ljust(256, b"\0"), np.uint8)
+def _second_of_two(monkeypatch, *said):
+    """This process is the second one; what the first one says, one text after another."""
+    texts = iter(said)
+
+    def gather(own):
+        return np.stack([np.frombuffer(next(texts).encode().ljust(len(own), b"\0"), np.uint8), own])
+
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda own: np.stack([first, own]))
-    monkeypatch.setattr(hosts.multihost_utils, "sync_global_devices", lambda name: None)
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", gather)
+
+
+def test_a_folder_that_is_named_by_a_clock_is_named_by_that_of_the_first_host(monkeypatch):
+    """Else each host would keep its parts of a checkpoint in a folder of its own."""
+    _second_of_two(monkeypatch, "20260101-000000", "")
     assert run_folder(Settings()) == pathlib.Path("runs/20260101-000000")
     with pytest.raises(ValueError, match="text of 257 bytes"):
         hosts.of_first("a" * 257)
+
+
+def test_what_the_first_process_cannot_do_ends_the_others_as_well(monkeypatch):
+    done = []
+    with pytest.raises(OSError, match="full"):  # alone, and on the first of several, as it was raised
+        hosts.by_first("report", lambda: (_ for _ in ()).throw(OSError(28, "full")))
+    hosts.by_first("report", lambda: done.append("alone"))
+    _second_of_two(monkeypatch, "", "runs/a is there already")
+    hosts.by_first("run folder", lambda: done.append("by the second"))
+    with pytest.raises(UserError, match="run folder: runs/a is there already"):
+        hosts.by_first("run folder", lambda: done.append("by the second"))
+    assert done == ["alone"]
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_ends_both_processes(tmp_path):
+    """They ended after five minutes, when the second one had waited long enough for the first."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "settings.json").write_text("{}")
+    processes, logs = _pair([*JOB, "--steps", "1", "--out", str(out)], tmp_path)
+    began = time.monotonic()
+    assert [process.wait(200) for process in processes] == [2, 2] and time.monotonic() - began < 150
+    for log in logs:
+        log.seek(0)
+        assert f"--out {out} already holds a run" in log.read()
 
 
 PAPER = [

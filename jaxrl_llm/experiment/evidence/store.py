@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Collection
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -116,6 +116,12 @@ def _read(path: pathlib.Path) -> ArmResult | None:
         return None
 
 
+def _write(ran: ArmResult, files: list[pathlib.Path]) -> None:
+    for k, path in enumerate(files):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record.write_json(path, results.plain(dataclasses.asdict(results.of_seed(ran, k))))
+
+
 def seeds_of(
     plan: Plan,
     settings: Any,
@@ -150,10 +156,7 @@ def seeds_of(
         ran = loop.run_arm(
             plan, settings, chunk, mesh=settings.mesh, tail=tail, keeping=keeping, most_skipped=most_skipped
         )
-        for k, seed in enumerate(chunk) if hosts.is_first() else ():
-            folder.mkdir(parents=True, exist_ok=True)
-            record.write_json(files[seed], results.plain(dataclasses.asdict(results.of_seed(ran, k))))
-        hosts.barrier(f"stored {chunk[-1]}")
+        hosts.by_first("seeds", partial(_write, ran, [files[seed] for seed in chunk]))
     found = {seed: there.get(seed) or _read(path) for seed, path in files.items()}
     own = results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)})
     joined = results.join([found[seed] for seed in seeds])  # type: ignore[list-item]
