@@ -12,6 +12,7 @@ from jaxrl_llm.distributed import direct_transfer, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.train import online
 from jaxrl_llm.train.online import Drawn, Online
+from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Params, Rewards, TrainState
 
 
@@ -25,7 +26,8 @@ def make_apart(
     copy of the weights is made where they train, so that the next update need not wait until they have left.
 
     Args:
-      method: what trains; its actor's parameters travel, and nothing else of the optimiser or the extras.
+      method: what trains; its actor's parameters travel, and nothing else of the optimiser or the extras. The base of
+        an adapter travels once.
       generator: the same method made for ``after``; its rollout alone is used.
       before: the mesh that trains.
       after: the mesh that generates, of other devices of this process.
@@ -41,11 +43,15 @@ def make_apart(
         params = method.actor(state)
         return state._replace(params=params if prepare is None else prepare(params), opt_state=(), extras={})
 
+    def changed(state: TrainState) -> TrainState:
+        acting = read(state)
+        return acting._replace(params=trained_part(acting.params, method.trained))
+
     shapes: list[Any] = []  # of the bytes that travel, counted once
 
     def sent_bytes(state: TrainState) -> int:
         if not shapes:
-            there = jax.eval_shape(read, state)
+            there = jax.eval_shape(changed, state)
             here = rules.shardings(there, before)
             shapes.append(direct_transfer.sent_bytes(there, here, rules.shardings(there, after)))
         return shapes[0]
@@ -64,5 +70,10 @@ def make_apart(
         return drawn._replace(ids=ids, sampler=sampler, trajectories=trajectories), rewards
 
     begin = jax.jit(partial(online.begin, generator._replace(actor=online.current_params)))
-    hand = direct_transfer.make_send(partial(rules.shardings, mesh=after), read)
+    to = partial(rules.shardings, mesh=after)
+    send_whole, send_changed = (direct_transfer.make_send(to, what) for what in (read, changed))
+
+    def hand(state: TrainState, whole: bool) -> TrainState:
+        return send_whole(state) if whole else send_changed(state)
+
     return Apart(begin, hand, back, sent_bytes)

@@ -23,6 +23,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import checkpoint, online
 from jaxrl_llm.train.host import make_host_loop
 from jaxrl_llm.train.online import Drawn, Online
+from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Rewards, TrainState, Trajectories, declared
 
 VERSION = "version"  # in the extras of trajectories: the weights that drew each token, -1 where none did
@@ -239,6 +240,7 @@ class Roller:
         self.version, self.fingerprint = -1, ""
         self.lock = threading.Lock()  # of the arrival
         self.standby: deque[Standby] = deque(maxlen=1)  # the newest alone
+        self.placed: list[tuple[np.ndarray, jax.Array]] = []  # of the standby whose weights these are
 
 
 def ready(state: Any) -> None:
@@ -278,7 +280,7 @@ def roll(
     rows, transfer = read(rows), None
     if roller.standby:
         standby = roller.standby.pop()
-        roller.params = jax.tree.map(jnp.asarray, standby.params)
+        roller.params = _placed(roller, standby.params)
         roller.version, roller.fingerprint = standby.version, standby.fingerprint
     # a learner that came back from its checkpoint is behind what this worker has
     if manifest.version >= roller.version or roller.version > order.step:
@@ -298,6 +300,15 @@ def roll(
     whole = found._replace(extras=found.extras | {VERSION: versions})
     facts = len(versions), int(drawn.size), int(drawn.min(initial=roller.version))
     return Rolled(kept(whole, cell), roller.version, transfer, *facts)
+
+
+def _placed(roller: Roller, params: Any) -> Any:
+    """Weights of the host on the device, but those that are there."""
+    there = {id(leaf): array for leaf, array in roller.placed}  # which lives as long as what it is named by
+    leaves, structure = jax.tree.flatten(params)
+    arrays = [there.get(id(leaf)) if id(leaf) in there else jnp.asarray(leaf) for leaf in leaves]
+    roller.placed = list(zip(leaves, arrays, strict=True))
+    return jax.tree.unflatten(structure, arrays)
 
 
 def _but_version(rows: Trajectories) -> dict[str, Any]:
@@ -342,8 +353,11 @@ class Learner:
 
 
 def _publish(learner: Learner) -> None:
-    acting, version = learner.program.online.actor(learner.state), int(learner.state.step)
-    packed = weight_transfer.pack(acting, version, piece_bytes=learner.piece_bytes)
+    online, version = learner.program.online, int(learner.state.step)
+    acting = online.actor(learner.state)
+    before = next(iter(learner.shown.values()), None)  # the base of an adapter is the same in all versions
+    changed = partial(trained_part, trained=online.trained)
+    packed = weight_transfer.pack(acting, version, piece_bytes=learner.piece_bytes, before=before, changed=changed)
     newest = sorted([*learner.shown, version])[-learner.most :]
     learner.shown = {v: packed if v == version else learner.shown[v] for v in newest}  # at once: others read it
 

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 from jaxrl_llm.train import parity, skipped
 from jaxrl_llm.train.host import HostLoop, Iteration, metrics_of, with_figures
 from jaxrl_llm.train.online import Drawn
+from jaxrl_llm.train.step import trained_part, with_trained
 from jaxrl_llm.types import Rewards, TrainState
 
 STALENESS = "sampler/staleness"  # in the metrics: updates between the weights that sampled a batch and those it trains
@@ -55,9 +57,10 @@ class Apart(NamedTuple):
     """
 
     begin: Callable[[TrainState], Drawn]  # there
-    hand: Callable[[TrainState], TrainState]  # all that ``begin`` reads, sent there; returns before it has arrived
+    # (state, whole) -> all that ``begin`` reads, sent there, or of the weights what trains; returns before it arrived
+    hand: Callable[[TrainState, bool], TrainState]
     back: Callable[[Any], Any]  # rollouts and rewards, to where the update reads them
-    sent_bytes: Callable[[TrainState], int]  # by ``hand``
+    sent_bytes: Callable[[TrainState], int]  # by ``hand`` of what trains
 
 
 LEAVE_S = 60.0  # so long an error waits for the other threads: one that asks a dead endpoint again may never end
@@ -69,9 +72,10 @@ class _Rollout(NamedTuple):
     version: int
 
 
-def _copied(state: TrainState) -> TrainState:
+def _copied(trained: str, state: TrainState, whole: bool) -> TrainState:
     """All that a rollout reads: the state itself is donated to the next update."""
-    return jax.tree.map(jnp.copy, state._replace(opt_state=()))
+    params = state.params if whole else trained_part(state.params, trained)
+    return jax.tree.map(jnp.copy, state._replace(params=params, opt_state=()))
 
 
 def _arrived(queue: TransferQueue, step: int, early: set[int], patience_s: float) -> tuple[_Rollout, Rewards]:
@@ -153,8 +157,14 @@ def run(
     first, history = int(state.step), []
     columns = ("rollout", "rewards")
     queue = TransferQueue({"score": Consumer(columns[:1]), "learn": Consumer(columns)}, units=units)
-    hand, begin = (_copied, loop.begin) if apart is None else (apart.hand, apart.begin)
-    weights = _Weights(hand(state), first)
+    hand, begin = (partial(_copied, loop.trained), loop.begin) if apart is None else (apart.hand, apart.begin)
+    there = hand(state, True)
+    weights = _Weights(there, first)
+
+    def handed(state: TrainState) -> TrainState:
+        """With the base of an adapter, which no update changes, as it arrived at first."""
+        acting = hand(state, False)
+        return acting._replace(params=with_trained(there.params, acting.params, loop.trained))
 
     def sample() -> None:
         for step in range(first, steps):
@@ -194,7 +204,7 @@ def run(
             _, sampler = loop.draw(state.sampler, state.key, state.step)
             state, metrics = loop.finish(state, drawn._replace(sampler=sampler, figures={}), rewards)
             began = time.monotonic()
-            weights.put(hand(state))  # sent while the update that makes them is computed, and the next one after it
+            weights.put(handed(state))  # sent while the update that makes them is computed, and the next one after it
             row = with_figures(metrics, rollout.drawn) | {STALENESS: float(behind)}
             if apart is not None:
                 row |= dict(zip(HAND, (float(apart.sent_bytes(state)), time.monotonic() - began), strict=True))

@@ -86,16 +86,35 @@ def _slabs(box: Box, array: np.ndarray, piece_bytes: int) -> Iterator[tuple[Box,
         yield ((box[0][0] + k, box[0][0] + k + len(slab)), *box[1:]), slab
 
 
-def pack(tree: Any, version: int, *, piece_bytes: int = 2**22) -> tuple[Manifest, dict[str, np.ndarray]]:
-    """``(manifest, bytes of every piece)``: a copy on the host, shard by shard; no array is collected whole.
+Packed = tuple[Manifest, dict[str, np.ndarray]]  # and the bytes of every piece
+
+
+def _all(tree: Any) -> Any:
+    return tree
+
+
+def pack(
+    tree: Any, version: int, *, piece_bytes: int = 2**22, before: Packed | None = None,
+    changed: Callable[[Any], Any] = _all,
+) -> Packed:  # fmt: skip
+    """A copy on the host, shard by shard; no array is collected whole.
 
     Args:
       piece_bytes: the most that a piece holds, if not a single row of its shard is longer.
+      before: an earlier version of the same tree, in the same pieces.
+      changed: of the tree, the part that differs from ``before``; the rest is not read again.
     """
     named = jax.tree_util.tree_flatten_with_path(tree)[0]
     structure = jax.tree.structure(tree)
+    numbers = jax.tree.unflatten(structure, range(len(named)))
+    new = set(jax.tree.leaves(numbers if before is None else changed(numbers)))
     pieces, contents = [], {}
     for number, (path, leaf) in enumerate(named):
+        if before is not None and number not in new:
+            same = [piece for piece in before[0].pieces if piece.leaf == number]
+            pieces += same
+            contents |= {piece.name: before[1][piece.name] for piece in same}
+            continue
         for part, array in _shards(leaf):
             for box, slab in _slabs(part, array, piece_bytes):
                 name = f"{jax.tree_util.keystr(path)}{[list(ends) for ends in box]}"
@@ -103,15 +122,17 @@ def pack(tree: Any, version: int, *, piece_bytes: int = 2**22) -> tuple[Manifest
                 pieces.append(Piece(name, number, box, data.nbytes, _digest(data)))
                 contents[name] = data
     leaves = [leaf for _, leaf in named]
-    skeleton = jax.tree.unflatten(structure, range(len(leaves)))
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
-    return Manifest(version, skeleton, shapes, tuple(str(leaf.dtype) for leaf in leaves), tuple(pieces)), contents
+    return Manifest(version, numbers, shapes, tuple(str(leaf.dtype) for leaf in leaves), tuple(pieces)), contents
 
 
 def fingerprint(manifest: Manifest) -> str:
     """Equal for equal weights in an equal layout, whatever their version."""
     joined = "".join(f"{piece.name}{piece.digest}" for piece in manifest.pieces)
     return hashlib.blake2b(joined.encode(), digest_size=16).hexdigest()
+
+
+_Made = dict[int, tuple[tuple[str, ...], Any]]  # of leaves, by number: digests of the pieces, and what was made of them
 
 
 class Arrival:
@@ -123,6 +144,8 @@ class Arrival:
         self._have: dict[str, str] = {}  # name -> digest of what lies in its box
         self._pieces: dict[str, Piece] = {}
         self._skeleton: Any = None
+        self._made: _Made = {}  # by ``tree``
+        self._copied: _Made = {}  # by ``host_tree``
 
     def aim(self, manifest: Manifest) -> list[Piece]:
         """What is missing for a version; pieces that are there and the same are kept."""
@@ -131,7 +154,7 @@ class Arrival:
             # pages are only committed where something is written: a process pays for the pieces that it needs
             kinds = zip(manifest.shapes, manifest.dtypes, strict=True)
             self._leaves = [np.empty(shape, jax.numpy.dtype(dtype)) for shape, dtype in kinds]
-            self._have = {}
+            self._have, self._made, self._copied = {}, {}, {}
         self._skeleton = manifest.skeleton
         self._pieces = {p.name: p for p in manifest.pieces}
         # pieces of another cut share memory with these, which will be written
@@ -170,7 +193,24 @@ class Arrival:
           ValueError: naming what is missing.
         """
         self._check()
-        return jax.tree.map(lambda number: self._leaves[number].copy(), self._skeleton)
+        return self._mapped(self._copied, lambda number: self._leaves[number].copy())
+
+    def _mapped(self, before: _Made, make: Callable[[int], Any]) -> Any:
+        """``make`` of every leaf; of those that were the same twice, what it made then, which is kept."""
+        now: dict[int, list[str]] = {}
+        for piece in self._pieces.values():
+            now.setdefault(piece.leaf, []).append(piece.digest)
+
+        def of(number: int) -> Any:
+            digests = tuple(now[number])
+            known, made = before.get(number, ((), None))
+            if known != digests:
+                before[number] = digests, None
+                return make(number)
+            before[number] = digests, make(number) if made is None else made
+            return before[number][1]
+
+        return jax.tree.map(of, self._skeleton)
 
     def tree(self, shardings: Any = None) -> Any:
         """The weights as arrays on devices, once nothing is missing.
@@ -191,7 +231,7 @@ class Arrival:
             return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index].copy())
 
         if shardings is None:
-            return jax.tree.map(whole, self._skeleton)
+            return self._mapped(self._made, whole)
         return jax.tree.map(placed, self._skeleton, shardings)
 
 

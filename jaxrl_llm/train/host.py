@@ -52,6 +52,7 @@ class HostLoop(NamedTuple):
     most_skipped: int = skipped.MOST  # updates in a row that are not finite, see ``train.skipped``; 0: any number
     # (curriculum, key, step) -> (prompts, curriculum), as in ``begin``, for loops whose rollouts run ahead of it
     draw: Callable[..., tuple[Any, Any]] = no_curriculum
+    trained: str = ""  # as in ``online.Online``: the rest of the parameters stays as it is
 
 
 def make_host_loop(
@@ -111,7 +112,9 @@ def make_host_loop(
         programs = [first, *ends, roll, choose, *([] if move is None else [move.program])]
         return sum(program._cache_size() for program in programs) + (0 if world is None else world.compiled())
 
-    return HostLoop(begun if apart else first, last, judged(score), compiled, most_gap, most_skipped, choose)
+    return HostLoop(
+        begun if apart else first, last, judged(score), compiled, most_gap, most_skipped, choose, online.trained
+    )
 
 
 def _in_layouts(

@@ -14,6 +14,8 @@ from experiments.parts import running_sums_task as toy
 from experiments.parts import strings
 from jaxrl_llm.asynchronous import roles
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models import lora
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollout.generate import go_on
 from jaxrl_llm.train import host
 from jaxrl_llm.train.methods import builders
@@ -43,6 +45,30 @@ def _params():
 def start():
     """The state before the first update, always the same."""
     return init_state(method(), jax.tree.map(jnp.array, _params()), jax.random.key(3))
+
+
+@lru_cache(maxsize=1)
+def adapted():
+    """The same with an adapter of rank 2 that alone trains, and its first state."""
+    config = ModelConfig(
+        family="qwen3", vocab_size=toy.VOCABULARY, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=1,
+        num_kv_heads=1, head_dim=16, tie_embeddings=True, qk_norm=True,
+        max_positions=toy.PROMPT_TOKENS + toy.RESPONSE_TOKENS,
+    )  # fmt: skip
+    spec = lora.Lora(2, alpha=64.0)
+    policy = lora.make_policy(WORLD.policy, config, spec)
+    world, thin = WORLD._replace(policy=policy), lora.init(config, spec, jax.random.key(5))
+    own = strings.learned_from_prompts(
+        world, toy.draw_prompts(jax.random.key(1), 16), strings.score_of(world, toy.right),
+        estimate=partial(builders.make_estimate, policy, builders.per_response(lambda v, ids, valid: v - 0.5))(),
+        loss=builders.make_policy_loss(policy, clipped_policy_loss, anchor=builders.sampler_anchor),
+        tx=optax.sgd(0.5), prompts_per_step=2, group_size=2,
+    )._replace(trained="lora")  # fmt: skip
+
+    def begin():
+        return init_state(own, jax.tree.map(jnp.array, {"base": _params(), "lora": thin}), jax.random.key(3))
+
+    return own, begin
 
 
 def judge(rows) -> Rewards:

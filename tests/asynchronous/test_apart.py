@@ -74,7 +74,7 @@ def test_no_weight_passes_through_the_host(halves, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(arrays.ArrayImpl, "_value", property(refused))
-        acting = jax.block_until_ready(generator.hand(state))
+        acting = jax.block_until_ready(generator.hand(state, True))
     jax.tree.map(np.testing.assert_array_equal, acting.params, want)
     wanted = rules.shardings(acting.params, after)
     jax.tree.map(lambda x, sharding: x.sharding.is_equivalent_to(sharding, x.ndim) or 1 / 0, acting.params, wanted)
@@ -86,13 +86,40 @@ def test_rows_come_back_divided_over_the_devices_that_train(halves):
     before, after = meshes_of("data=2", "data=1")
     method = programs.method()
     generator = apart.make_apart(method, method, before, after)
-    drawn = generator.begin(generator.hand(rules.shard(start(), before)))
+    drawn = generator.begin(generator.hand(rules.shard(start(), before), True))
     rewards = programs.judge(drawn.trajectories)
     found, values = generator.back((drawn, jax.tree.map(jax.numpy.asarray, rewards)))
     assert found.trajectories.mask.sharding.is_equivalent_to(meshes.batch_sharding(before), 2)
     assert values.value.sharding.is_equivalent_to(meshes.batch_sharding(before), 1)
     assert found.ids.sharding.is_equivalent_to(meshes.replicated(before), 1)
     jax.tree.map(np.testing.assert_array_equal, found.trajectories, drawn.trajectories)
+
+
+def test_the_base_of_an_adapter_travels_once():
+    """Nor is it copied for every update where both halves share their devices."""
+    before, after = meshes_of("data=1", "data=1")
+    method, start = programs.adapted()
+    loop = host.make_host_loop(method, programs.judge, place=partial(rules.constrain, mesh=before))
+    whole, history = host.run(loop, rules.shard(start(), before), STEPS)
+    assert max(float(abs(x).max()) for name, x in whole.params["lora"].items() if name.endswith("_b")) > 0  # it trains
+    generator, bases = apart.make_apart(method, method, before, after), []
+
+    def begin(state):
+        bases.append([id(x) for x in jax.tree.leaves(state.params["base"])])
+        return begun(state)
+
+    for there in (generator, None):
+        begun = loop.begin if there is None else generator.begin
+        own = None if there is None else there._replace(begin=begin)
+        half = loop._replace(begin=begin) if there is None else loop
+        state, found = threads.run(half, rules.shard(start(), before), STEPS, staleness=0, apart=own)
+        jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
+        assert [row["loss/total"] for row in found] == [row["loss/total"] for row in history]
+        assert bases == [bases[0]] * STEPS  # the same arrays at every step
+        if there is not None:
+            thin = sum(x.nbytes for x in jax.tree.leaves(whole.params["lora"]))
+            assert all(thin < row["weights/sent_bytes"] < thin + 2**16 for row in found)
+        bases.clear()
 
 
 def test_meshes_that_share_a_device_are_refused():

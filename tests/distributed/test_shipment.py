@@ -1,5 +1,7 @@
 """Weights in pieces: whole and exact on arrival, resumed where they were cut, checked, by the shards of devices."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.distributed import weight_transfer
+from jaxrl_llm.train.step import trained_part
 
 
 def weights():
@@ -77,6 +80,34 @@ def test_what_did_not_change_is_not_sent_again():
     assert (found.sent_bytes, found.kept_bytes) == (40, 104)
     same(arrival.tree(), new)
     same(before, old)  # what is in use is not written over
+
+
+def test_what_is_known_not_to_change_is_not_read_again():
+    """The base of an adapter: neither from the device, nor into the memory of who receives it."""
+    frozen = jnp.arange(12.0).reshape(3, 4)
+
+    def version(k):
+        return {"base": {"w": frozen}, "lora": jnp.full((2, 2), float(k))}
+
+    arrival, packed = weight_transfer.Arrival(), weight_transfer.pack(version(0), 0, piece_bytes=16)
+    seen, copies = [], []
+    for k in range(4):
+        if k:
+            if k == 1:
+                kept = np.array(frozen)
+                frozen.delete()  # whoever reads it raises
+            changed = partial(trained_part, trained="lora")
+            packed = weight_transfer.pack(version(k), k, piece_bytes=16, before=packed, changed=changed)
+        found = weight_transfer.receive(arrival, packed[0], source(packed[1])[0])
+        assert (found.sent_bytes, found.kept_bytes) == ((16, 48) if k else (64, 0))
+        seen.append(arrival.tree())
+        copies.append(arrival.host_tree())
+    for k, trees in enumerate(zip(seen, copies, strict=True)):
+        for tree in trees:
+            same(tree, {"base": {"w": kept}, "lora": np.full((2, 2), float(k), np.float32)})
+    for found in (seen, copies):
+        assert found[1]["base"]["w"] is found[2]["base"]["w"] is found[3]["base"]["w"]
+        assert found[2]["lora"] is not found[3]["lora"]
 
 
 def test_pieces_of_another_cut_are_not_taken_for_what_lies_there():
