@@ -69,6 +69,13 @@ def test_a_caption_names_problems_only_where_they_were_counted():
     assert records.caption(counted) == said.format("512 problems x 4 samples")
 
 
+def test_the_title_of_a_figure_names_the_bed_of_a_second_record():
+    record = {"experiment": "policy_gradient.nsr", "claim": {"verdict": "supported here"}, "instrument": {"tail": 3}}
+    assert records.title(record | {"command": "python -m x --record"}) == "policy_gradient.nsr: supported here"
+    second = record | {"command": "python -m x --bed nano_1 --model nano_1"}
+    assert records.title(second) == "policy_gradient.nsr on nano_1: supported here"
+
+
 def test_the_committed_pages_are_up_to_date():
     folder = ROOT / "docs" / "papers"
     # links lead from where a page lies, so that it is made for its committed place

@@ -80,9 +80,11 @@ def is_old(record: dict[str, Any]) -> bool:
 
 
 def title(record: dict[str, Any]) -> str:
-    """Experiment and verdict, for a figure."""
+    """Experiment and verdict, for a figure, with the bed of a record on another one than the file's own."""
     old = f" ({OLD})" if is_old(record) else ""
-    return f"{record['experiment']}: {record['claim']['verdict']}{old}"
+    _, _, more = record.get("command", "").partition(" --bed ")
+    bed = f" on {more.split()[0]}" if more else ""
+    return f"{record['experiment']}{bed}: {record['claim']['verdict']}{old}"
 
 
 def caption(record: dict[str, Any]) -> str:
