@@ -111,14 +111,14 @@ class Pulled(tiny.Settings):
     """With a coefficient of the method: how much of an answer is wanted."""
 
     wanted: float = 0.5
-    kind: str = "method"  # which reads it; the baseline does not
+    kind: str = "method"  # which reads it; the baseline does not, and passed gives it to what ignores it
 
 
 def _pulled(tmp_path, arms):
     def build(settings):
         given = plan(settings.learning_rate)
+        wanted = 0.0 if settings.kind == "baseline" else settings.wanted
         if settings.kind == "method":
-            wanted = settings.wanted
             stage = given.stages[0]
             rows = lambda extras: {"wanted": wanted * stage.method.rows(extras)["wanted"]}  # noqa: E731
             given = given._replace(stages=(stage._replace(method=stage.method._replace(rows=rows)),))
@@ -134,18 +134,19 @@ def _pulled(tmp_path, arms):
 
 def test_a_coefficient_of_the_method_is_tried_at_the_best_rate(tmp_path):
     """By the arms that read it and do not set it themselves; the others take the method's."""
-    arms = {"method": {}, "baseline": {"kind": "baseline"}, "without": {}, "fixed": {"wanted": 2.0}}
+    arms = {"method": {}, "baseline": {"kind": "baseline"}, "passed": {"kind": "passed"}, "without": {},
+            "fixed": {"wanted": 2.0}}  # fmt: skip
     job = _pulled(tmp_path, arms)
-    tuned = tuning.tune(job, ["method", "baseline"], (0.001, 0.01, 0.5))
-    assert tuned["best"] == {"method": 0.5, "baseline": 0.5}
+    tuned = tuning.tune(job, ["method", "baseline", "passed"], (0.001, 0.01, 0.5))
+    assert tuned["best"] == {"method": 0.5, "baseline": 0.5, "passed": 0.5}
     found = tuning.tune_coefficient(job, tuned, "wanted=0.5,1,1.5")
     own = found["coefficient"]
     assert own["best"] == {"method": 1.5} and own["at_the_edge"] == ["method"] and own["field"] == "wanted"
     assert list(own["curves"]["method"]) == ["0.5", "1", "1.5"]
-    assert tuning.chosen_text(found) == "method 0.5, baseline 0.5, method.wanted 1.5"
+    assert tuning.chosen_text(found) == "method 0.5, baseline 0.5, passed 0.5, method.wanted 1.5"
     applied = tuning.applied(job, found).resolved
     assert {name: settings.wanted for name, settings in applied.items()} == {
-        "method": 1.5, "baseline": 1.5, "without": 1.5, "fixed": 2.0,
+        "method": 1.5, "baseline": 1.5, "passed": 1.5, "without": 1.5, "fixed": 2.0,
     }  # fmt: skip
     assert {settings.learning_rate for settings in applied.values()} == {0.5}
 

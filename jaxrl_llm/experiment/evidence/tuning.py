@@ -99,22 +99,25 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
     if unread:
         raise UserError(f"--tune: arm {unread[0].split('@')[0]} reads no learning rate; drop --tune")
     metric = ", ".join(dict.fromkeys(criterion(plan)[0] for plan in built.values()))
-    return {"metric": metric, "seeds": SEEDS} | _best(job, "", rates, resolved, built)
+    identities = store.identities(job.module, resolved, {name: tried(plan) for name, plan in built.items()})
+    return {"metric": metric, "seeds": SEEDS} | _best(job, "", rates, resolved, built, identities)
 
 
 def _best(
-    job: Any, said: str, values: tuple[Any, ...], resolved: dict[str, Any], built: dict[str, Plan]
-) -> dict[str, Any]:
+    job: Any, said: str, values: tuple[Any, ...], resolved: dict[str, Any], built: dict[str, Plan],
+    identities: dict[str, str],
+) -> dict[str, Any]:  # fmt: skip
     """The criterion of every arm at every value, the best value of each arm, and which lie at the end of the grid.
 
     Args:
       said: what stands before the value in the names ``arm@value`` of what is run.
       resolved: settings of what is run, by these names.
       built: the same as plans.
+      identities: of them as they are tried.
     """
     judged = {name.partition("@")[0]: criterion(plan) for name, plan in built.items()}
     built = {name: tried(plan) for name, plan in built.items()}
-    identities, seeds = store.identities(job.module, resolved, built), list(range(FIRST_SEED, FIRST_SEED + SEEDS))
+    seeds = list(range(FIRST_SEED, FIRST_SEED + SEEDS))
     found = store.run_arms(job.options, resolved, built, identities, seeds, job.folder)
     curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{said}{v:g}", metric).tolist() for v in values}
               for name, (metric, _) in judged.items()}  # fmt: skip
@@ -145,6 +148,8 @@ def read_coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
 def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, Any]:
     """``tuned`` with the best value of a coefficient for every tuned arm that reads it and does not set it itself.
 
+    An arm whose program is the same at every value (it passes the number to a function that ignores it) does not.
+
     Args:
       tuned: of ``tune``, at whose best rates the values are tried.
       spec: ``FIELD=V,V,V``.
@@ -160,10 +165,18 @@ def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, An
         for value in values
     }
     built, reads = cli.build_arms(job.module, resolved, job.options.microbatches)
-    resolved = {name: settings for name, settings in resolved.items() if field in reads[name]}
+    identities = store.identities(job.module, resolved, {name: tried(plan) for name, plan in built.items()})
+    programs: dict[str, set[str]] = {}
+    for name, identity in identities.items():
+        programs.setdefault(name.partition("@")[0], set()).add(identity)
+    resolved = {
+        name: settings
+        for name, settings in resolved.items()
+        if field in reads[name] and len(programs[name.partition("@")[0]]) > 1
+    }
     if not resolved:
         raise UserError(f"--coefficient {spec}: no arm of the primary part that trains reads {field}; drop it")
-    found = _best(job, f"{field}=", values, resolved, {name: built[name] for name in resolved})
+    found = _best(job, f"{field}=", values, resolved, {name: built[name] for name in resolved}, identities)
     return tuned | {"coefficient": {"field": field} | found}
 
 
