@@ -148,7 +148,9 @@ def read_coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
 def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, Any]:
     """``tuned`` with the best value of a coefficient for every tuned arm that reads it and does not set it itself.
 
-    An arm whose program is the same at every value (it passes the number to a function that ignores it) does not.
+    An arm whose program is the same at every value (it passes the number to a function that ignores it) does not. A
+    term that keeps a policy from over-optimising a learned reward is not to be tuned so: that reward is highest without
+    it.
 
     Args:
       tuned: of ``tune``, at whose best rates the values are tried.
