@@ -158,13 +158,13 @@ def run(
     columns = ("rollout", "rewards")
     queue = TransferQueue({"score": Consumer(columns[:1]), "learn": Consumer(columns)}, units=units)
     hand, begin = (partial(_copied, loop.trained), loop.begin) if apart is None else (apart.hand, apart.begin)
-    there = hand(state, True)
-    weights = _Weights(there, first)
+    weights = _Weights(hand(state, True), first)
+    base = weights.get(first)[0].params if loop.trained else None  # else nothing keeps the first weights
 
     def handed(state: TrainState) -> TrainState:
         """With the base of an adapter, which no update changes, as it arrived at first."""
         acting = hand(state, False)
-        return acting._replace(params=with_trained(there.params, acting.params, loop.trained))
+        return acting._replace(params=with_trained(base, acting.params, loop.trained))
 
     def sample() -> None:
         for step in range(first, steps):
