@@ -93,8 +93,8 @@ def test_mechanism_pilot_and_record_have_columns(tmp_path):
     assert list(kept) == ["family/file", "family/own"], "the cheapest first"
     assert kept["family/file"]["processor seconds"] == "30" and kept["family/file"]["seen before"] == ""
     page = systems.render(root)
-    assert " | lacks a critic | says no (4 min): the baseline sleeps | none | tested |" in page
-    assert " | not stated | passes (3 min) | none | written |" in page
+    assert " | lacks a critic | says no (16 min): the baseline sleeps | none | tested |" in page
+    assert " | not stated | passes (12 min) | none | written |" in page
     proof = {"pilot": {"problems": ["no room"]}}
     _record(root, "supported here", PART, instrument=proof)
     _record(root, "supported here", PART, bed="@other", instrument=proof)

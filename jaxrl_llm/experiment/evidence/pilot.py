@@ -236,16 +236,16 @@ def kept_at(root: pathlib.Path) -> dict[str, dict[str, str]]:
 def keep(path: pathlib.Path, name: str, found: dict[str, Any], *, arms_of_record: int) -> None:
     """Puts what a pilot found into the table of pilots, with what a record would cost, the cheapest first.
 
-    The estimate is that of a record to its first look: as many programs as ``programs`` says, each as dear as one of
-    the pilot's, whose time is that of two seeds and mostly of compiling. A pilot that took its seeds from the store
-    keeps the time of the one that trained them.
+    The estimate is that of a record to its first look: as many programs as ``programs`` says, each with the seeds of
+    that look, each seed as dear as one of the pilot's with its share of the compiling, which a program does once: the
+    most that it costs. A pilot that took its seeds from the store keeps the time of the one that trained them.
     """
 
     def short(value: Any) -> str:
         return "" if value is None or isinstance(value, float) and not math.isfinite(value) else f"{value:.4g}"
 
     rows = kept_rows(path)
-    seconds = found["processor_seconds"]
+    seconds, seeds = found["processor_seconds"], verdicts.LOOKS[0] / len(SEEDS)
     if seconds < 5 and name in rows:  # its seeds were there
         seconds = float(rows[name]["processor seconds"])
     row = {
@@ -253,7 +253,7 @@ def keep(path: pathlib.Path, name: str, found: dict[str, Any], *, arms_of_record
         "metric": found["metric"], "start": short(found.get("floor")), "end": short(found.get("end")),
         "d*": short(found["d_star"]), "noise": short(found["noise"]), "seen before": short(found["seen_before"]),
         "processor seconds": f"{seconds:.0f}", "programs of a record": str(arms_of_record),
-        "processor minutes of a record": f"{seconds / found['programs'] * arms_of_record / 60:.0f}",
+        "processor minutes of a record": f"{seeds * seconds / found['programs'] * arms_of_record / 60:.0f}",
         "problem": (found["problems"] or [""])[0],
     }  # fmt: skip
     rows[name] = row
