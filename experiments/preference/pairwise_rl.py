@@ -75,7 +75,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/beats_anchor", "judge/accuracy", "judge/inconsistency", "eval/kl")
 CURVES = ("eval/gold", "eval/beats_anchor", "eval/kl", "reward/mean", "policy/entropy")
-# bt is sick by design, its reward has a constant of each prompt in it: what learns on this bed is the same judge anchored
+# bt is sick by design, with a constant of each prompt in its reward: what learns here is the same judge anchored
 BED = experiment.Bed(
     baseline="bt_anchored", judges=(("generative", "judge/accuracy", 0.75), ("bt", "judge/accuracy", 0.75))
 )
