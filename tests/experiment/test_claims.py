@@ -361,6 +361,32 @@ def test_an_arm_is_read_within_its_last_stage(begins, said):
     assert beds.read_too_early(found, at_the_end.primary, beds.Bed(stages=(("method", "first_steps"),))) == []
 
 
+@pytest.mark.parametrize(
+    ("short", "ends", "said"),
+    [
+        ("base", (0.6, 0.7), "3 of 3 runs of base"),  # it might come as far
+        ("method", (0.6, 0.7), ""),  # it is ahead with less
+        ("method", (0.6, 0.5), "3 of 3 runs of method"),
+        ("base", (0.6, 0.5), ""),
+        ("base", (0.6, 0.6), "3 of 3 runs of base"),  # nor is it level at the same distance
+        ("nobody", (0.6, 0.7), ""),
+    ],
+)
+def test_what_is_behind_went_as_far_as_what_is_ahead(short, ends, said):
+    def one(name, end):
+        made = arm([end, end + 0.01, end + 0.02], curve={0: [0.1, 0.12, 0.11], 9: [end, end + 0.01, end + 0.02]})
+        made.curves["eval/kl"] = {"step": [0, 9], "values": [[0.0, 3.0 if name == short else 4.0]] * 3}
+        return made
+
+    found = Results({"base": one("base", ends[0]), "method": one("method", ends[1])})
+    claim = conclude("better", greater(found, "eval/accuracy", "method", "base", step=along.at("eval/kl", 4.0)))
+    problems = beds.never_there(found, claim.primary)
+    assert [problem.partition(" end before eval/kl 4")[0] for problem in problems] == ([said] if said else [])
+    assert set(problems) <= set(beds.problems(found, claim))
+    at_the_end = conclude("better", greater(found, "eval/accuracy", "method", "base"))
+    assert beds.never_there(found, at_the_end.primary) == []
+
+
 def test_a_gain_that_few_seeds_cannot_tell_is_not_yet_the_fault_of_the_bed():
     def judged(*ends, start=0.1, first=0.15, looks=verdicts.LOOKS):
         curve = {0: [start] * len(ends), 5: [first] * len(ends), 9: list(ends)}

@@ -88,7 +88,8 @@ def problems(results: Results, claim: Claim, bed: Bed | None = None) -> list[str
         found = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance, room=learns)
         found = [f"{metric} of {baseline}: {x}" for x in found]
         found += _controls(results, metric, baseline, bed)
-    return found + judges_at_chance(results, bed) + read_too_early(results, claim.primary, bed)
+    found += judges_at_chance(results, bed) + read_too_early(results, claim.primary, bed)
+    return found + never_there(results, claim.primary)
 
 
 def unsure_of(results: Results, claim: Claim, bed: Bed) -> str:
@@ -139,6 +140,29 @@ def read_too_early(results: Results, primary: Judged, bed: Bed) -> list[str]:
             found.append(
                 f"{arm} has spent {primary.budget} {primary.spent:g} before its last stage begins (step {begins}) in "
                 f"{early.sum()} of {early.size} runs"
+            )
+    return found
+
+
+def never_there(results: Results, primary: Judged) -> list[str]:
+    """The arms of a decided comparison at a budget of which more than half of the runs end before it.
+
+    They count with their last value there, a shorter way from the start than the others went. An arm that is ahead all
+    the same is ahead; one that is behind, or level, might not be where the others are.
+    """
+    ahead = {verdicts.SUPPORTED_HERE: primary.arm, verdicts.CONTRADICTED: primary.than}
+    if not primary.budget or primary.verdict not in (*ahead, verdicts.NO_EFFECT):
+        return []
+    found = []
+    for arm in dict.fromkeys(name for name in (primary.arm, primary.than) if name):
+        if arm == ahead.get(primary.verdict) or primary.budget not in results.arms[arm].curves:
+            continue
+        spent = results.curve(arm, primary.budget)[1]
+        ends = along.short(spent, primary.spent)
+        if 2 * ends > len(spent):
+            found.append(
+                f"{ends} of {len(spent)} runs of {arm} end before {primary.budget} {primary.spent:g}, with their last "
+                "value in its place: give it the updates that spend the budget, or compare at less"
             )
     return found
 
