@@ -176,7 +176,7 @@ def test_what_the_first_process_cannot_do_ends_the_others_as_well(monkeypatch):
 
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_ends_both_processes(tmp_path):
-    """They ended after five minutes, when the second one had waited long enough for the first."""
+    """The second one waited for the first, which had ended, until the job was given up."""
     out = tmp_path / "run"
     out.mkdir()
     (out / "settings.json").write_text("{}")
