@@ -306,7 +306,7 @@ def _placed(roller: Roller, params: Any) -> Any:
     """Weights of the host on the device, but those that are there."""
     there = {id(leaf): array for leaf, array in roller.placed}  # which lives as long as what it is named by
     leaves, structure = jax.tree.flatten(params)
-    arrays = [there.get(id(leaf)) if id(leaf) in there else jnp.asarray(leaf) for leaf in leaves]
+    arrays = [there[id(leaf)] if id(leaf) in there else jnp.asarray(leaf) for leaf in leaves]
     roller.placed = list(zip(leaves, arrays, strict=True))
     return jax.tree.unflatten(structure, arrays)
 
@@ -353,10 +353,10 @@ class Learner:
 
 
 def _publish(learner: Learner) -> None:
-    online, version = learner.program.online, int(learner.state.step)
-    acting = online.actor(learner.state)
+    method, version = learner.program.online, int(learner.state.step)
+    acting = method.actor(learner.state)
     before = next(iter(learner.shown.values()), None)  # the base of an adapter is the same in all versions
-    changed = partial(trained_part, trained=online.trained)
+    changed = partial(trained_part, trained=method.trained)
     packed = weight_transfer.pack(acting, version, piece_bytes=learner.piece_bytes, before=before, changed=changed)
     newest = sorted([*learner.shown, version])[-learner.most :]
     learner.shown = {v: packed if v == version else learner.shown[v] for v in newest}  # at once: others read it

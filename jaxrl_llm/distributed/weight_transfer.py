@@ -108,13 +108,10 @@ def pack(
     structure = jax.tree.structure(tree)
     numbers = jax.tree.unflatten(structure, range(len(named)))
     new = set(jax.tree.leaves(numbers if before is None else changed(numbers)))
-    pieces, contents = [], {}
-    for number, (path, leaf) in enumerate(named):
-        if before is not None and number not in new:
-            same = [piece for piece in before[0].pieces if piece.leaf == number]
-            pieces += same
-            contents |= {piece.name: before[1][piece.name] for piece in same}
-            continue
+    pieces = [] if before is None else [piece for piece in before[0].pieces if piece.leaf not in new]
+    contents = {piece.name: before[1][piece.name] for piece in pieces}
+    for number in sorted(new):
+        path, leaf = named[number]
         for part, array in _shards(leaf):
             for box, slab in _slabs(part, array, piece_bytes):
                 name = f"{jax.tree_util.keystr(path)}{[list(ends) for ends in box]}"
@@ -123,6 +120,7 @@ def pack(
                 contents[name] = data
     leaves = [leaf for _, leaf in named]
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+    pieces.sort(key=lambda piece: piece.leaf)  # as they are without ``before``: equal weights, an equal fingerprint
     return Manifest(version, numbers, shapes, tuple(str(leaf.dtype) for leaf in leaves), tuple(pieces)), contents
 
 
@@ -204,11 +202,11 @@ class Arrival:
         def of(number: int) -> Any:
             digests = tuple(now[number])
             known, made = before.get(number, ((), None))
-            if known != digests:
-                before[number] = digests, None
-                return make(number)
-            before[number] = digests, make(number) if made is None else made
-            return before[number][1]
+            if known == digests and made is not None:
+                return made
+            fresh = make(number)
+            before[number] = digests, fresh if known == digests else None
+            return fresh
 
         return jax.tree.map(of, self._skeleton)
 

@@ -256,6 +256,15 @@ def next_multiple(at: int, offset: int, every: int) -> int:
     return offset + ((at - offset) // every + 1) * every
 
 
+LINES = ("metrics.jsonl", "measured.jsonl", view.FILE)  # of a seed, one behind the other
+
+
+def _forget(folder: pathlib.Path, step: int) -> None:
+    for name in LINES:
+        if (folder / name).exists():  # there are no lines before the first one
+            record.rewind(folder / name, step)
+
+
 class _Logs:
     """What a seed wrote before, and what it writes now; with no folder nothing."""
 
@@ -275,7 +284,7 @@ class _Logs:
             raise UserError(f"{folder} holds a run of other settings, data or code; give --fresh to begin again, or "
                             "another --out")  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
+        for name in LINES:
             (folder / name).unlink(missing_ok=True)
         record.write_json(folder / "identity.json", {"identity": self.keeping.identity})
 
@@ -283,15 +292,10 @@ class _Logs:
         """Forgets what lies behind ``step``, which is computed again; reads what lies before it."""
         if self.folder is None:
             return
-        hosts.by_first("rewinding", partial(self._forget, self.folder, step))
+        hosts.by_first("rewinding", partial(_forget, self.folder, step))
         self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
         self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
         self.track = track.open_trackers(self.keeping.trackers if hosts.is_first() else (), self.folder, begin=step)
-
-    def _forget(self, folder: pathlib.Path, step: int) -> None:
-        for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
-            if (folder / name).exists():  # there are no lines before the first one
-                record.rewind(folder / name, step)
 
     def add(self, name: str, step: int, values: dict[str, Any]) -> None:
         if self.folder is not None and hosts.is_first():

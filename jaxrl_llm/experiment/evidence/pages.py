@@ -43,11 +43,10 @@ def _curves(tuned: dict[str, Any]) -> list[str]:
 
 
 def _judged(record: dict[str, Any], figure: str) -> list[str]:
-    """One record; ``figure`` is named as it is, with the bed behind an @ where it is not the file's own."""
+    """One record, with the link to its figure."""
     claim, proof = records.read_claim(record), record.get("instrument") or {}
     old = f" ({records.OLD})" if records.is_old(record) else ""
-    _, _, bed = pathlib.PurePosixPath(figure).stem.partition("@")
-    lines = ["", f"## Verdict{f' on {bed}' if bed else ''}: {claim.verdict}{old}", "", f"{claim.statement}", ""]
+    lines = ["", f"## Verdict{records.named_bed(record)}: {claim.verdict}{old}", "", f"{claim.statement}", ""]
     lines += [f"- **primary** {part.verdict}: {part}" for part in claim.parts[:1]]
     lines += [f"- secondary (Holm) {part.verdict}: {part}" for part in claim.parts[1:]]
     lines += [f"- test bed: {problem}" for problem in claim.bed]

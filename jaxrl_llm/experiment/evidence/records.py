@@ -79,12 +79,16 @@ def is_old(record: dict[str, Any]) -> bool:
     return not record.get("instrument")
 
 
+def named_bed(record: dict[str, Any]) -> str:
+    """`` on BED`` of a record on another bed than the file's own; else nothing."""
+    _, _, more = record.get("command", "").partition(" --bed ")
+    return f" on {more.split()[0]}" if more else ""
+
+
 def title(record: dict[str, Any]) -> str:
     """Experiment and verdict, for a figure, with the bed of a record on another one than the file's own."""
     old = f" ({OLD})" if is_old(record) else ""
-    _, _, more = record.get("command", "").partition(" --bed ")
-    bed = f" on {more.split()[0]}" if more else ""
-    return f"{record['experiment']}{bed}: {record['claim']['verdict']}{old}"
+    return f"{record['experiment']}{named_bed(record)}: {record['claim']['verdict']}{old}"
 
 
 def caption(record: dict[str, Any]) -> str:

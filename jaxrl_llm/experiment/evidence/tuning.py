@@ -99,8 +99,13 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
     if unread:
         raise UserError(f"--tune: arm {unread[0].split('@')[0]} reads no learning rate; drop --tune")
     metric = ", ".join(dict.fromkeys(criterion(plan)[0] for plan in built.values()))
-    identities = store.identities(job.module, resolved, {name: tried(plan) for name, plan in built.items()})
+    identities = _identities(job, resolved, built)
     return {"metric": metric, "seeds": SEEDS} | _best(job, "", rates, resolved, built, identities)
+
+
+def _identities(job: Any, resolved: dict[str, Any], built: dict[str, Plan]) -> dict[str, str]:
+    """Of plans as they are tried."""
+    return store.identities(job.module, resolved, {name: tried(built[name]) for name in resolved})
 
 
 def _best(
@@ -167,15 +172,12 @@ def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, An
         for value in values
     }
     built, reads = cli.build_arms(job.module, resolved, job.options.microbatches)
-    identities = store.identities(job.module, resolved, {name: tried(plan) for name, plan in built.items()})
+    resolved = {name: settings for name, settings in resolved.items() if field in reads[name]}
+    identities = _identities(job, resolved, built)
     programs: dict[str, set[str]] = {}
     for name, identity in identities.items():
         programs.setdefault(name.partition("@")[0], set()).add(identity)
-    resolved = {
-        name: settings
-        for name, settings in resolved.items()
-        if field in reads[name] and len(programs[name.partition("@")[0]]) > 1
-    }
+    resolved = {name: settings for name, settings in resolved.items() if len(programs[name.partition("@")[0]]) > 1}
     if not resolved:
         raise UserError(f"--coefficient {spec}: no arm of the primary part that trains reads {field}; drop it")
     found = _best(job, f"{field}=", values, resolved, {name: built[name] for name in resolved}, identities)
