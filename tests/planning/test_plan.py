@@ -278,8 +278,9 @@ def test_gpus_are_planned_by_the_same_roofline(capsys):
     alone = estimate.decode(config, Sizes(data=8), work)
     masters = sum(estimate.of_the_loop(config, Sizes(fsdp=8), {"decode": 0.0}, work).values())
     assert best.peaks["decode"] == alone.peak + masters  # one layer's cache is cut out of the stack
-    longer = [estimate.update(config, Sizes(), Work(1024, 3072, 4, 4, scored=n)).peak for n in (0, 4096)]
-    assert longer[1] - longer[0] == 3 * 4 * (1024 - 128) * 4 * config.padded_vocab_size  # logits of 4,096 tokens
+    # rows short enough that the backward pass of one layer takes less than 128 steps of logits
+    longer = [estimate.update(config, Sizes(), Work(128, 384, 4, 4, scored=n)).peak for n in (0, 2048)]
+    assert longer[1] - longer[0] == 3 * 4 * (512 - 128) * 4 * config.padded_vocab_size  # logits of 2,048 tokens
     far = cost.step_seconds(config, chips.parse("h100:16").chip, Sizes(fsdp=16), Sizes(data=16), work)
     near = cost.step_seconds(config, eight.chip, Sizes(fsdp=16), Sizes(data=16), work)
     assert far["reshard"] == doubles(9 * near["reshard"])  # 450 GB/s within, 50 GB/s between
