@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
-from jaxrl_llm.asynchronous import apart, conductor, limits, threads
+from jaxrl_llm.asynchronous import apart, conductor, limits, lockstep, threads
 from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
 from jaxrl_llm.asynchronous.roles import Program
 from jaxrl_llm.asynchronous.workers import Threads, Workers
@@ -102,10 +102,13 @@ def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused
       UserError: for what they cannot do.
     """
     check_sizes(options)
-    # each process would sample with the weights of its own clock, and start its programs in an order of its own
-    if options.loop == "async" and jax.process_count() > 1:
-        raise UserError("--loop async is of one process: drop --hosts, or give --loop host")
     kind, number = check_workers(options.workers)
+    together = options.loop == "async" and jax.process_count() > 1
+    if together and options.workers != "threads:1":
+        raise UserError(f"--workers {options.workers} are of one process: several score their rows in one order, give "
+                        "--workers threads:1 with --hosts")  # fmt: skip
+    if together and options.storage_units:
+        raise UserError(f"--storage-units {options.storage_units} are of one process: drop them, or --hosts")
     if kind == "threads":
         return None
     for asked, why in (
@@ -357,6 +360,8 @@ class SeedRun:
         self.mesh = meshes.parse_mesh(mesh) if mesh else None
         self.place = None if self.mesh is None else partial(rules.constrain, mesh=self.mesh)
         self.shards = 1 if self.mesh is None else meshes.batch_parts(self.mesh)
+        on_host = self.mesh is not None and plan.host_score is not None
+        self.shown = lockstep.to_all(self.mesh) if on_host else lockstep.as_drawn
         measure = plans.measured(plan)
         self.measure = measure if plan.on_host else jax.jit(measure)
         self.loops: dict[int, HostLoop] = {}
@@ -569,6 +574,10 @@ class SeedRun:
                 self._look(index, iteration, step, logs)
             return row
 
+        if jax.process_count() > 1:
+            return lockstep.run(
+                loop, state, upto - offset, staleness=kept.staleness, shown=self.shown, streak=streak, figures=seen
+            )
         return threads.run(
             loop, state, upto - offset, staleness=kept.staleness, scorers=kept.scorers, units=max(kept.units, 1),
             apart=self._apart(index), streak=streak, figures=seen,

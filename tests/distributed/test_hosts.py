@@ -92,6 +92,33 @@ def test_two_hosts_are_one_machine_and_survive_a_kill(tmp_path):
     _same_first_step(lines[0], alone[0], nano()[2])
 
 
+@pytest.mark.slow
+def test_rollouts_ahead_on_two_hosts(tmp_path):
+    """The asynchronous loop: without staleness the host loop, with it the same at every start, killed or not."""
+    job = [*JOB[:-1], "2", "--steps", "4"]
+    late = ["--loop", "async", "--staleness", "1"]
+    ways = {"host": [], "none": ["--loop", "async", "--staleness", "0"], "late": late, "killed": late}
+    for name, more in ways.items():
+        processes, logs = _pair([*job, *more, "--out", str(tmp_path / name)], tmp_path)
+        if name == "killed":
+            deadline = time.monotonic() + 240
+            while len(_lines(tmp_path / name)) < 2 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            for process in processes:
+                process.kill()
+                process.wait(30)
+            assert 2 <= len(_lines(tmp_path / name)) < 4
+            processes, logs = _pair(["--resume", str(tmp_path / name)], tmp_path)
+        _finish(processes, logs)
+    models = {name: _model(tmp_path / name) for name in ways}
+    for name, array in models["host"].items():
+        np.testing.assert_array_equal(models["none"][name], array, err_msg=name)
+        np.testing.assert_array_equal(models["killed"][name], models["late"][name], err_msg=name)
+    assert any((models["late"][name] != array).any() for name, array in models["host"].items())
+    for name, behind in {"none": [0, 0, 0, 0], "late": [0, 1, 0, 1], "killed": [0, 1, 0, 1]}.items():
+        assert [line["sampler/staleness"] for line in _lines(tmp_path / name)] == behind  # empty behind a checkpoint
+
+
 def _same_first_step(one, other, config):
     wanted = {name: other[name] for name in ("loss/total", "grad/norm", "policy/entropy", "reward/mean")}
     assert wanted["grad/norm"] > 0

@@ -259,13 +259,21 @@ def test_workers_that_cannot_be_are_one_line(words, tmp_path, capsys):
     assert ended.value.code == 2 and WRONG[words] in capsys.readouterr().err
 
 
-def test_an_asynchronous_loop_over_several_processes_is_refused(tmp_path, monkeypatch, capsys):
-    """Each would sample with the weights of its own clock, and start its programs in an order of its own."""
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--workers", "threads:2"), "give --workers threads:1 with --hosts"),
+        (("--workers", "local:2"), "--workers local:2 are of one process"),
+        (("--storage-units", "2"), "--storage-units 2 are of one process: drop them, or --hosts"),
+    ],
+)
+def test_workers_of_one_process_are_refused_with_several(words, message, tmp_path, monkeypatch, capsys):
+    """Each process would start its programs in an order of its own."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    job = ["--smoke", "--arm", "grpo", "--out", str(tmp_path), "--loop", "async", *words]
     with pytest.raises(SystemExit) as ended:
-        cli.main(dr_grpo.__name__, ["--smoke", "--arm", "grpo", "--out", str(tmp_path), "--loop", "async"])
-    assert ended.value.code == 2
-    assert "--loop async is of one process: drop --hosts, or give --loop host" in capsys.readouterr().err
+        cli.main(dr_grpo.__name__, job)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):
