@@ -43,7 +43,7 @@ class _Worker:
     cuts: int = 0
     warm: set[str] = dataclasses.field(default_factory=set)
     # of a rollout worker that fetches weights beside its work: those in its host memory, which its next row takes, and
-    # those under way
+    # those under way; of the learner, which packs weights beside its work: whether it has been asked for them
     held: Manifest | None = None
     coming: Manifest | None = None
     fetching: int | None = None
@@ -114,6 +114,7 @@ class _Run:
         self.workers: dict[str, _Worker] = {}
         self.hired, self.restarts, self.started = 0, 0, time.monotonic()
         self.now: roles.Published | None = None  # where the learner is; None before it has said so
+        self.manifest: Manifest | None = None  # the newest weights to fetch: packed while the learner goes on
         self.first = self.next_step = self.forgotten = 0
         self.drawn: dict[int, np.ndarray] = {}  # the prompts of a step
         self.whole: dict[int, list[int]] = {}  # steps whose rows are all there, until a checkpoint covers them
@@ -293,9 +294,9 @@ class _Run:
         now, workers = time.monotonic(), self._of("roll")
         free = self.sizes.swaps - sum(w.fetching is not None for w in workers)
         for worker in sorted(workers, key=lambda w: -1 if w.held is None else w.held.version):
-            other = worker.held is None or worker.held.version != self.now.manifest.version
+            other = worker.held is None or worker.held.version != self.manifest.version
             if free > 0 and other and worker.fetching is None and worker.fetch_rest <= now:
-                worker.coming, worker.fetch_until = self.now.manifest, now + self.limits.roll.hang_s
+                worker.coming, worker.fetch_until = self.manifest, now + self.limits.roll.hang_s
                 sent = (roles.fetch_weights, self.fetch, worker.coming)
                 worker.fetching, free = self.crew.beside(worker.name, *sent), free - 1
 
@@ -304,15 +305,25 @@ class _Run:
 
         Or too new, where the learner came back from its checkpoint.
         """
-        if not self.sizes.swaps:
-            return self.now.manifest
-        fits = worker.held is not None and step - self.sizes.staleness <= worker.held.version <= step
-        return worker.held if fits else None
+        found = worker.held if self.sizes.swaps else self.manifest
+        fits = found is not None and step - self.sizes.staleness <= found.version <= step
+        return found if fits else None
+
+    def _await_weights(self, learner: _Worker) -> None:
+        """Hears of the weights of the newest update as soon as they are packed; the learner need not wait for it."""
+        if learner.fetching is None and self.manifest.version < self.now.step < self.steps:
+            learner.fetch_until = time.monotonic() + self.limits.learn.hang_s
+            learner.fetching = self.crew.beside(learner.name, roles.newest)
 
     def _fetched(self, worker: _Worker, reply: Reply) -> None:
         worker.fetching = None
         if reply.dead:
             self._replace(worker, _said(reply.error))
+        elif worker.role == "learn":
+            if reply.error is not None:
+                raise Stuck(f"{worker.name}: {_said(reply.error)}") from reply.error
+            self.manifest = reply.value
+            self._await_weights(worker)
         elif reply.error is not None:
             worker.fetch_rest = self._cut(worker, reply.error)
             self._note("cut", worker.name, _said(reply.error))
@@ -406,6 +417,7 @@ class _Run:
             worker.ready = True
             worker.warm.add(task)
             self._stands(reply.value)
+            self._await_weights(worker)
         elif task in ("start", "look", "drop"):
             worker.ready = True
             self._settle()
@@ -462,7 +474,7 @@ class _Run:
 
     def _stands(self, now: roles.Published) -> None:
         """What the learner says of itself: one update more, its start, or fewer updates after a restart."""
-        before, self.now = self.now, now
+        before, self.now, self.manifest = self.now, now, now.manifest
         if before is None:
             self.first = self.next_step = self.forgotten = now.step
         elif now.step < self.forgotten:
@@ -501,7 +513,9 @@ class _Run:
                 what = f"{worker.task} of row {worker.row}" if worker.row >= 0 else worker.task
                 self._replace(worker, f"no answer to {what} in {worker.hang_s:g} s")
             elif worker.fetching is not None and worker.fetch_until <= now:
-                self._replace(worker, f"no weights of version {worker.coming.version} in {self.limits.roll.hang_s:g} s")
+                which, limit = (self.now.step, self.limits.learn) if worker.role == "learn" else (
+                    worker.coming.version, self.limits.roll)  # fmt: skip
+                self._replace(worker, f"no weights of version {which} in {limit.hang_s:g} s")
 
     def _causes(self) -> list[str]:
         """Who waits for what at this moment."""

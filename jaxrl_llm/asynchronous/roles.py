@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import checkpoint, online
 from jaxrl_llm.train.host import make_host_loop
 from jaxrl_llm.train.online import Drawn, Online
-from jaxrl_llm.train.step import trained_part
+from jaxrl_llm.train.step import trained_part, with_trained
 from jaxrl_llm.types import Rewards, TrainState, Trajectories, declared
 
 VERSION = "version"  # in the extras of trajectories: the weights that drew each token, -1 where none did
@@ -124,12 +125,12 @@ class Rolled(NamedTuple):
 
 
 class Published(NamedTuple):
-    """Where the learner stands: weights to fetch, the curriculum, and the newest step on disk."""
+    """Where the learner stands: its step, the curriculum, and the newest step on disk."""
 
     step: int
     sampler: Any
     key: RunKey
-    manifest: weight_transfer.Manifest
+    manifest: weight_transfer.Manifest  # the newest weights to fetch, perhaps of an earlier step, see ``newest``
     saved: int
     metrics: dict[str, float]  # of the newest update; empty before the first
 
@@ -348,26 +349,44 @@ class Learner:
         if path is not None:
             self.state = checkpoint.restore(path, self.state)
             self.saved, self.metrics = int(self.state.step), checkpoint.note(path)["metrics"]
-        self.shown: dict[int, tuple[weight_transfer.Manifest, dict[str, np.ndarray]]] = {}
+        self.shown: dict[int, weight_transfer.Packed] = {}
+        self.packer = ThreadPoolExecutor(1, "packing")
+        self.packing: Future[None] = Future()
+        self.packing.set_result(None)
         _publish(self)
+        self.packing.result()
 
 
 def _publish(learner: Learner) -> None:
+    """Packs a copy of the weights to be fetched, beside the next update; of one version at a time."""
+    learner.packing.result()
     method, version = learner.program.online, int(learner.state.step)
-    acting = method.actor(learner.state)
-    before = next(iter(learner.shown.values()), None)  # the base of an adapter is the same in all versions
+    acting, before = method.actor(learner.state), next(iter(learner.shown.values()), None)
     changed = partial(trained_part, trained=method.trained)
-    packed = weight_transfer.pack(acting, version, piece_bytes=learner.piece_bytes, before=before, changed=changed)
-    newest = sorted([*learner.shown, version])[-learner.most :]
-    learner.shown = {v: packed if v == version else learner.shown[v] for v in newest}  # at once: others read it
+    if before is not None:  # the base of an adapter is the same in all versions, and not read again
+        acting = with_trained(acting, jax.tree.map(jnp.copy, changed(acting)), method.trained)
+
+    def pack() -> None:
+        packed = weight_transfer.pack(acting, version, piece_bytes=learner.piece_bytes, before=before, changed=changed)
+        found = sorted([*learner.shown, version])[-learner.most :]
+        learner.shown = {v: packed if v == version else learner.shown[v] for v in found}  # at once: others read it
+
+    learner.packing = learner.packer.submit(pack)
 
 
 def standing(learner: Learner) -> Published:
     """Where the learner is."""
-    state = learner.state
-    step = int(state.step)
-    manifest, _ = learner.shown[step]
-    return Published(step, on_host(state.sampler), key_data(state.key), manifest, learner.saved, learner.metrics)
+    state, (manifest, _) = learner.state, learner.shown[max(learner.shown)]
+    return Published(
+        int(state.step), on_host(state.sampler), key_data(state.key), manifest, learner.saved, learner.metrics
+    )
+
+
+def newest(learner: Learner) -> weight_transfer.Manifest:
+    """The newest weights that can be fetched, once those that are being packed are ready; beside the next update."""
+    learner.packing.result()
+    manifest, _ = learner.shown[max(learner.shown)]
+    return manifest
 
 
 def learn(
@@ -394,7 +413,8 @@ def learn(
     if last or (step + 1) % learner.every == 0:
         checkpoint.save(learner.folder, learner.state, note={"metrics": learner.metrics})
         learner.saved = step + 1
-    _publish(learner)
+    if not last:  # nobody generates with the last ones
+        _publish(learner)
     return standing(learner)
 
 

@@ -14,6 +14,7 @@ from jaxrl_llm.asynchronous import conductor, roles, threads
 from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes, Stuck
 from jaxrl_llm.asynchronous.ray_workers import RayWorkers
 from jaxrl_llm.asynchronous.workers import Threads
+from jaxrl_llm.distributed import weight_transfer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.types import Sampler
@@ -114,20 +115,70 @@ def test_a_verifier_that_always_hangs_leaves_invalid_rewards(tmp_path):
 @pytest.mark.parametrize("capacity", [None, 1])
 def test_a_slow_learner_holds_the_others_back(capacity, tmp_path):
     """The table is never fuller than allowed; without a capacity the staleness bounds it."""
-    filled = []
+    filled, updates = [], []
 
     class Watched(Threads):
         def call(self, name, function, *arguments):
             if function is roles.roll:
-                filled.append(arguments[3].step - arguments[1].version)
+                filled.append(arguments[3].step - len(updates))
             if function is roles.learn:
+                updates.append(arguments[0])
                 function = partial(programs.slowed, 0.05, function)
             return super().call(name, function, *arguments)
 
     _, report = run(tmp_path, Watched(), staleness=2, capacity=capacity)
     behind = [row[threads.STALENESS] for row in report.history]
-    assert max(behind) == max(filled) == (2 if capacity is None else 0) and behind[0] == 0
+    assert max(filled) == (2 if capacity is None else 0) and behind[0] == 0
+    # with room for one step a rollout that begins at once takes the weights before those that are being packed
+    assert max(behind) == 2 if capacity is None else max(behind) <= 1
     assert report.waits["roller: queue full" if capacity else "roller: staleness"] > 0.05
+
+
+def test_packing_weights_does_not_stop_training(tmp_path, monkeypatch):
+    """Those of the first update are not ready before the second is done; no rollout takes older ones than allowed."""
+    pack, done, waited, used = weight_transfer.pack, threading.Event(), [], []
+
+    def slow(tree, version, **more):
+        if version == 1:
+            waited.append(done.wait(60.0))
+        return pack(tree, version, **more)
+
+    def build():
+        made = programs.program()
+
+        def finish(state, drawn, rewards):
+            state, metrics = made.finish(state, drawn, rewards)
+            if int(state.step) == 2:
+                done.set()
+            return state, metrics
+
+        return made._replace(finish=finish)
+
+    class Watched(Threads):
+        def call(self, name, function, *arguments):
+            if function is roles.roll:
+                used.append((arguments[3].step, arguments[1].version))
+            return super().call(name, function, *arguments)
+
+    monkeypatch.setattr(weight_transfer, "pack", slow)
+    _, report = run(tmp_path, Watched(), build, staleness=1)
+    # the second update needs the rows of its step alone, which the first weights drew
+    assert waited == [True] and report.events == []
+    assert used[:2] == [(0, 0), (1, 0)] and all(0 <= step - version <= 1 for step, version in used)
+    assert [row[threads.STALENESS] for row in report.history][:2] == [0.0, 1.0]
+
+
+def test_weights_that_cannot_be_packed_end_the_run(tmp_path, monkeypatch):
+    pack = weight_transfer.pack
+
+    def broken(tree, version, **more):
+        if version == 2:
+            raise MemoryError("no room for the pieces")
+        return pack(tree, version, **more)
+
+    monkeypatch.setattr(weight_transfer, "pack", broken)
+    with pytest.raises(Stuck, match="no room for the pieces"):
+        run(tmp_path)
 
 
 def test_a_slow_roller_leaves_rows_to_the_others(tmp_path, want):
