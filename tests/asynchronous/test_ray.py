@@ -144,7 +144,9 @@ def test_a_full_queue_holds_the_rollouts_back(cluster, tmp_path):
     faults = {("learn", 0): partial(programs.slowed, 0.5)}
     _, report = run(tmp_path, faults, staleness=2, capacity=1)
     assert report.events == [] and report.waits["roller: queue full"] > 0.5
-    assert {row[threads.STALENESS] for row in report.history} == {0.0}
+    # one step at a time; where its rollout does not wait for weights that are being packed, it takes those before them
+    behind = [row[threads.STALENESS] for row in report.history]
+    assert behind[0] == 0.0 and max(behind) <= 1.0
 
 
 def test_a_worker_ten_times_slower(cluster, tmp_path):

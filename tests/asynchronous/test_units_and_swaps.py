@@ -184,6 +184,8 @@ class InTurn(Threads):
         self.done, self.learned, self.changed = {}, 0, threading.Condition()
 
     def beside(self, name, function, *arguments):
+        if function is not roles.fetch_weights:
+            return super().beside(name, function, *arguments)
         return super().beside(name, partial(self._slow, name, function), *arguments)
 
     def _slow(self, name, function, *arguments):
@@ -273,13 +275,16 @@ def test_a_fetch_that_is_cut_goes_on_where_it_stopped(tmp_path, want):
     assert kinds(report) == ["cut"] and 0 < half.sent_bytes == rest.kept_bytes
 
 
-def test_a_worker_that_dies_while_it_fetches_is_replaced(tmp_path, want):
+@pytest.mark.parametrize("work", [roles.fetch_weights, roles.newest])
+def test_a_worker_that_dies_while_it_fetches_or_packs_is_replaced(work, tmp_path, want):
     class Dies(Threads):
         count = 0
 
         def beside(self, name, function, *arguments):
-            self.count += 1
-            wrapper = programs.left_before if self.count == 3 else (lambda work, *given: work(*given))
+            self.count += function is work
+            wrapper = (
+                programs.left_before if function is work and self.count == 3 else (lambda work, *given: work(*given))
+            )
             return super().beside(name, partial(wrapper, function), *arguments)
 
     state, report = run(tmp_path, Dies(), swaps=1, rollers=1, limits=PATIENT)
@@ -309,16 +314,18 @@ def test_mistakes(name, tmp_path):
         conductor.run(Threads(), programs.program, 1, folder=str(tmp_path), sizes=Sizes(**{name: -1}))
 
 
-def test_a_fetch_that_hangs_is_noticed(tmp_path, want):
+@pytest.mark.parametrize("work", [roles.fetch_weights, roles.newest])
+def test_weights_that_do_not_come_are_noticed(work, tmp_path, want):
     class Hangs(Threads):
         count = 0
 
         def beside(self, name, function, *arguments):
-            self.count += 1
-            late = (lambda *given: time.sleep(600)) if self.count == 2 else function
+            self.count += function is work
+            late = (lambda *given: time.sleep(600)) if function is work and self.count == 2 else function
             return super().beside(name, late, *arguments)
 
-    limits = PATIENT._replace(roll=PATIENT.roll._replace(hang_s=5.0), first_s=300.0)
+    short = {role: getattr(PATIENT, role)._replace(hang_s=5.0) for role in ("roll", "learn")}
+    limits = PATIENT._replace(**short, first_s=300.0)
     state, report = run(tmp_path, Hangs(), swaps=1, rollers=1, limits=limits)
     same(state, want)
     assert kinds(report) == ["lost"] and "no weights of version" in report.events[0].cause
