@@ -124,9 +124,10 @@ def build(settings: Settings) -> experiment.Plan:
         numbers = {"steps": settings.sft_steps, "learning_rate": settings.sft_rate}
         plan = plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
     if settings.ood_levels:
-        other = dataclasses.replace(settings, levels=settings.ood_levels)
-        other = dataclasses.replace(other, eval_problems=most_heldout(other))  # a level may have fewer
-        plan = plan._replace(measure=recipes.beside(plan.measure, recipes.make_measure(other), "ood"))
+        # it reads no training row, of which another level may have fewer, and held-out ones as many as there are
+        beside = dataclasses.replace(settings, levels=settings.ood_levels, train_problems=1)
+        beside = dataclasses.replace(beside, eval_problems=most_heldout(beside))
+        plan = plan._replace(measure=recipes.beside(plan.measure, recipes.make_measure(beside), "ood"))
     steps = round(settings.reinforced * settings.steps)
     return plan._replace(stages=tuple(stage._replace(steps=steps) for stage in plan.stages if steps))
 
