@@ -50,6 +50,15 @@ def test_contract(path):
     assert {"docstring", "slots"} <= {f.check for f in findings}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=_ids)
+def test_an_arm_traces(path):
+    """The least that every file has to do; first of the slow tests, of which a bounded time reaches few behind it."""
+    module = importlib.import_module(_name(path))
+    arm = [*module.ARMS][min(1, len(module.ARMS) - 1)]
+    assert arms.trace(module.build(_smoke_settings(module, arm)))
+
+
 @pytest.mark.parametrize("path", _slow_but_for_one(), ids=_ids)
 def test_arms_trace_and_differ(path):
     findings = doctor.check_arms(importlib.import_module(_name(path)))
