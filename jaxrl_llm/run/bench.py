@@ -153,8 +153,13 @@ def most_heldout(settings: OnlineSettings, *, step: int = 32) -> int:
     if settings.data not in _TASKS:
         return settings.eval_problems
     count = _heldout_made(settings.data, settings.levels, settings.eval_problems)
+    if count == settings.eval_problems:
+        return count
     # a smaller number gives up after fewer draws: the last problems, which were hard to come by, are left out
-    return settings.eval_problems if count == settings.eval_problems else max(1, (count - 1) // step) * step
+    most = max(1, (count - 1) // step) * step
+    while most > step and _heldout_made(settings.data, settings.levels, most) < most:
+        most -= step
+    return most
 
 
 @lru_cache(maxsize=16)
