@@ -374,9 +374,16 @@ def _publish(learner: Learner) -> None:
     learner.packing = learner.packer.submit(pack)
 
 
+def _packed(learner: Learner) -> weight_transfer.Manifest:
+    """The newest weights that are packed; what is shown is read once, as another thread may replace it in between."""
+    shown = learner.shown
+    manifest, _ = shown[max(shown)]
+    return manifest
+
+
 def standing(learner: Learner) -> Published:
     """Where the learner is."""
-    state, (manifest, _) = learner.state, learner.shown[max(learner.shown)]
+    state, manifest = learner.state, _packed(learner)
     return Published(
         int(state.step), on_host(state.sampler), key_data(state.key), manifest, learner.saved, learner.metrics
     )
@@ -385,8 +392,7 @@ def standing(learner: Learner) -> Published:
 def newest(learner: Learner) -> weight_transfer.Manifest:
     """The newest weights that can be fetched, once those that are being packed are ready; beside the next update."""
     learner.packing.result()
-    manifest, _ = learner.shown[max(learner.shown)]
-    return manifest
+    return _packed(learner)
 
 
 def learn(
