@@ -74,8 +74,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 120, "eval_every": 40, "prompts_per_step": 6, "group_size": 8,
-    "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 64, "eval_samples": 8, "train_problems": 2048,
+    "data": "countdown", "levels": (3, 4), "steps": 120, "eval_every": 20, "prompts_per_step": 6, "group_size": 8,
+    "max_new_tokens": 28, "learning_rate": 1.5e-4, "eval_problems": 64, "eval_samples": 8, "train_problems": 2048,
     "target": 0.5, "hold": 0.01,
 }  # fmt: skip
 SMOKE = {

@@ -66,7 +66,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (6,), "steps": 160, "eval_every": 16, "prompts_per_step": 8, "max_new_tokens": 64, "temperature": 1.0,
+    "levels": (6,), "steps": 80, "eval_every": 8, "prompts_per_step": 8, "max_new_tokens": 64, "temperature": 1.0,
     "learning_rate": 3e-4, "eval_problems": 128, "train_problems": 1024, "warm_steps": 600,
 }  # fmt: skip
 SMOKE = {

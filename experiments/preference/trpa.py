@@ -49,7 +49,7 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 150
     eval_every: int = 25
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     prompts_per_step: int = 8
     group_size: int = 16
     base_steps: int = 1500
