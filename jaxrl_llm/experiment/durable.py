@@ -381,8 +381,8 @@ class SeedRun:
         with contextlib.ExitStack() as held:
             folder = self.keeping.seed_folder(seed)
             # a job without seeds holds its folder from its beginning
-            if folder is not None and self.keeping.of_seed and hosts.is_first():
-                held.enter_context(checkpoint.locked(folder))
+            if folder is not None and self.keeping.of_seed:
+                held.enter_context(checkpoint.held(folder))
             logs = _Logs(self.keeping, seed)
             held.callback(lambda: logs.track.close())  # the one that is open then
             yield from self._run(seed, stop, logs)

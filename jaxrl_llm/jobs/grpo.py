@@ -459,8 +459,7 @@ def main(settings: Settings) -> int:
     stopped = f"stopped; {record.how_to_resume(run)}"
     try:
         with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:
-            if hosts.is_first():
-                stack.enter_context(checkpoint.locked(run))
+            stack.enter_context(checkpoint.held(run))
             if pool := _pool(found):
                 stack.enter_context(pool)
             return execute(found, run, pool)

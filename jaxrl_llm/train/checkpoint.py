@@ -276,3 +276,15 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
                 why = f"{folder} is in use by another process; wait for it or choose another --out"
                 raise UserError(why) from error
         yield
+
+
+@contextlib.contextmanager
+def held(folder: pathlib.Path) -> Iterator[None]:
+    """As ``locked``, by the first of several processes: where it is refused, all of them are.
+
+    Raises:
+      UserError: when another job holds it, on every process.
+    """
+    with contextlib.ExitStack() as stack:
+        hosts.by_first("run folder", lambda: stack.enter_context(locked(folder)))
+        yield

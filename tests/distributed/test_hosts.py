@@ -18,6 +18,7 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.run.settings import Settings, run_folder
+from jaxrl_llm.train import checkpoint
 from tests import close
 from tests.models_for_tests import byte_model, nano, small_config
 
@@ -199,6 +200,19 @@ def test_what_the_first_process_cannot_do_ends_the_others_as_well(monkeypatch):
     with pytest.raises(UserError, match="run folder: runs/a is there already"):
         hosts.by_first("run folder", lambda: done.append("by the second"))
     assert done == ["alone"]
+
+
+def test_a_folder_that_another_job_holds_is_refused_on_every_process(tmp_path, monkeypatch):
+    with checkpoint.held(tmp_path / "a"), pytest.raises(UserError, match="a is in use by another process"):
+        with checkpoint.held(tmp_path / "a"):
+            pass
+    with checkpoint.held(tmp_path / "a"):  # let go of
+        pass
+    _second_of_two(monkeypatch, "", "b is in use by another process")
+    with checkpoint.held(tmp_path / "b"):  # by the first
+        assert not (tmp_path / "b").exists()
+    with pytest.raises(UserError, match="run folder: b is in use"), checkpoint.held(tmp_path / "b"):
+        pass
 
 
 @pytest.mark.slow
