@@ -10,7 +10,9 @@ Equations: P_1 = P, P_n = P and the final answer A_{n-1} in fixed words, a fresh
            that only work itself can check; forward_whole: the whole response in the place of the answer; tuned: twice,
            after fine-tuning on second rounds alone, own first answers and right responses to them. acc_2 = acc_1 +
            P(wrong to right) - P(right to wrong), second/fixed and second/spoilt.
-Left out:  sampling with temperature 0.6; a stronger model's responses for tuned, which the paper found of no use.
+Left out:  a stronger model's responses for tuned, which the paper found of no use. The embedded model samples with
+           temperature 0.8: at the paper's 0.6 nothing can be gained (an oracle 0.04), at 1 it does not repeat what it
+           knows to be right.
 Expect:    eval/accuracy: twice > once, four > twice, twice > again, twice > anothers; |forward_twice - forward_once| <
            0.02: a gain needs a check that is cheaper than a solution.
 Measure:   held-out Countdown with three numbers, where an answer is checked by its last number. Bundled models have
@@ -36,6 +38,7 @@ class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
 
     max_new_tokens: int = 16384
+    temperature: float = 0.6
     shown: Callable = rounds.final_answer
     ask: Callable[[str, str], str] = rounds.as_published
     counted: Callable = rounds.last_round
@@ -47,6 +50,7 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "train_problems": 2048, "eval_problems": 192, "max_new_tokens": 18,
     "ask": rounds.in_signs, "taught_steps": 2400, "learning_rate": 1e-3,
+    "temperature": 0.8,
 }  # fmt: skip
 SMOKE = {
     "max_new_tokens": 8, "train_problems": 16, "eval_problems": 8, "eval_samples": 2, "taught_steps": 2,
