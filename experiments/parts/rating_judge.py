@@ -21,7 +21,8 @@ _NUMBER = re.compile(r"(?<![\d.])(10|[1-9])(?:\.0+)?(?:\s*/\s*10)?(?![\d/]|\.\d)
 class Settings(endpoints.Settings):
     """Flags of a judge behind an address."""
 
-    judge: str = ""  # address of the model that rates responses, https://HOST/v1; its name there is --judge-model
+    rater: str = ""  # address of the model that rates responses, https://HOST/v1
+    rater_model: str = ""  # its name there
     endpoint_temperature: float = 0.0  # of its ratings
 
 
@@ -36,7 +37,7 @@ def rating(reply: str) -> float | None:
 
 
 def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
-    """``ratings([(prompt, response), ...])`` of the model behind ``settings.judge``, which has rated one response.
+    """``ratings([(prompt, response), ...])`` of the model behind ``settings.rater``, which has rated one response.
 
     Equal questions are asked once. A response about which nothing is said that can be read gets the middle, 5.5; that
     is told once.
@@ -46,7 +47,7 @@ def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
     """
     chat = endpoints.open_judge(
         endpoints.settings_of(settings),
-        "--judge", settings.judge, settings.judge_model, question=ASK.format("Say hello.", "Hello!"),
+        "--rater", settings.rater, settings.rater_model, question=ASK.format("Say hello.", "Hello!"),
         read=rating, wants="a number from 1 to 10",
     )  # fmt: skip
     told: list[str] = []
@@ -58,8 +59,8 @@ def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
         found = {case: rating(said or "") for case, said in zip(different, replies, strict=True)}
         unread = [said for case, said in zip(different, replies, strict=True) if found[case] is None]
         if unread and not told:
-            told.append(settings.judge)
-            text = f"note: --judge {settings.judge} said {(unread[0] or 'nothing')[:80]!r}"
+            told.append(settings.rater)
+            text = f"note: --rater {settings.rater} said {(unread[0] or 'nothing')[:80]!r}"
             print(f"{text}, which is no rating and counts as 5.5", file=sys.stderr, flush=True)
         return [(LEAST + MOST) / 2 if found[case] is None else found[case] for case in cases]
 

@@ -123,7 +123,7 @@ def preferences(rows: text_rows.Rows, settings: Any) -> Preferences:
         there = strings.counted(responses, end) & (responses != end)
         return jnp.sum(there.astype(jnp.float32), axis=1)
 
-    asked = bool(settings.judge or settings.judge_model)  # it errs by itself
+    asked = bool(settings.rater or settings.judge_model)  # it errs by itself
 
     def spread(scores: Float[Array, "*B"]) -> Float[Array, ""]:
         return jnp.zeros(()) if asked else jnp.std(scores)

@@ -51,10 +51,10 @@ class Settings(rating_judge.Settings):
     max_new_tokens: int = 256  # columns of a response; rows with a longer one are left out
     scorer: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
     scorer_steps: int = 200  # of that reward model
-    # FOLDER of a language model that says whether a response is good, in the place of both; with --judge its name there
-    judge_model: str = ""
+    judge_model: str = ""  # FOLDER of a language model that says whether a response is good, in the place of both
 
 
+JUDGES = ("scorer", "rater", "judge_model")  # one alone takes the place of the truth
 COMPILED = 1e8  # parameters of a model whose measurement is one program: it holds the judge's weights as constants
 
 
@@ -229,18 +229,20 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
 
     The reward model is trained by Bradley-Terry on the training rows from the loaded weights, once, and says how many
     held-out pairs it orders rightly. With ``--judge-model`` a language model of the same tokenizer is asked, with
-    ``--judge`` one of any behind an address.
+    ``--rater`` one of any behind an address.
 
     Raises:
       UserError: for a judge that cannot be loaded, or that reads other tokens.
     """
-    if settings.scorer and settings.judge:
-        raise UserError(f"--scorer {settings.scorer} and --judge {settings.judge} both judge: drop one")
-    if settings.scorer and settings.judge_model:
-        raise UserError(f"--scorer {settings.scorer} and --judge-model {settings.judge_model} both judge: drop one")
+    given = [f"{flags.spell(name)} {getattr(settings, name)}" for name in JUDGES if getattr(settings, name)]
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} both judge: drop one")
+    if settings.rater_model and not settings.rater:
+        raise UserError(f"--rater-model {settings.rater_model} is a name at an address: give --rater ADDRESS with it, "
+                        "or a folder as --judge-model")  # fmt: skip
     if settings.scorer:
         return _by_function(rows.model, settings.scorer)
-    if settings.judge:
+    if settings.rater:
         return _by_texts(rows.model, rating_judge.make(settings))
     if settings.judge_model:
         return _by_model(rows, settings)

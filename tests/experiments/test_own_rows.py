@@ -64,6 +64,16 @@ def test_every_file_takes_rows_or_says_why():
         assert "scorer" in {f.name for f in dataclasses.fields(tasks.with_rows(module).Settings)}, slug
 
 
+def test_an_arm_and_a_flag_of_rows_have_names_of_their_own(monkeypatch):
+    """Else the flag's default takes the place of what the arm is."""
+    for name in OF_FAMILIES.values():
+        tasks.with_rows(importlib.import_module(name))
+    module = importlib.import_module(OF_FAMILIES["rpo"])
+    monkeypatch.setattr(module, "ARMS", module.ARMS | {"judged": {"scorer": "bt"}})
+    with pytest.raises(UserError, match="rpo: arm judged sets scorer, which is a flag of rows of .* [(]--scorer[)]"):
+        tasks.with_rows(module)
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
@@ -249,7 +259,7 @@ def test_a_model_behind_an_address_rates(own, monkeypatch, tmp_path, capsys):
     pytest.importorskip("openai")
     monkeypatch.chdir(tmp_path)
     with serving(monkeypatch, reply=rated) as server:
-        of_rows = text_rows.Settings(data=own[3], max_new_tokens=16, judge=server.address, judge_model="someone")
+        of_rows = text_rows.Settings(data=own[3], max_new_tokens=16, rater=server.address, rater_model="someone")
         both = dataclasses.asdict(options.ModelSettings(model=own[1])) | dataclasses.asdict(of_rows)
         settings = types.SimpleNamespace(**both, learning_rate=1e-3)
         rows = text_rows.opened(settings)
@@ -267,7 +277,7 @@ def test_a_model_behind_an_address_rates(own, monkeypatch, tmp_path, capsys):
         assert "Say" in server.seen[1]["messages"][0]["content"]
         server.reply = lambda request: "No idea."
         settings.endpoint_seed = 1
-        with pytest.raises(UserError, match="^--judge http.*: asked for a number from 1 to 10 it says 'No idea.'"):
+        with pytest.raises(UserError, match="^--rater http.*: asked for a number from 1 to 10 it says 'No idea.'"):
             text_rows.make_gold(rows, settings)
 
 
@@ -277,7 +287,7 @@ def test_two_steps_by_ratings(own, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module("experiments.preference.rpo")
     with serving(monkeypatch, reply=rated) as server:
-        words = [*own, "--judge", server.address, "--judge-model", "someone", "--arm", *list(module.ARMS)[:2]]
+        words = [*own, "--rater", server.address, "--rater-model", "someone", "--arm", *list(module.ARMS)[:2]]
         found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path / "run"), *words])
     assert all(1 <= arm.metrics["eval/gold"][0] <= 10 for arm in found.arms.values())
 
@@ -304,9 +314,10 @@ WRONG = {
     "no model": ("preference.rpo", ["--data", "FILE"], "--data FILE needs --model FOLDER"),
     "flag of rows": ("preference.rpo", ["--scorer", "a:b"], "--scorer is of rows of your own"),
     "two judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--judge-model", "nano"], "both judge: drop one"),
-    "judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--judge", "http://x"], "both judge: drop one"),
-    "no name": ("preference.rpo", ["MODEL", "--judge", "http://x"], "--judge http://x needs --judge-model NAME"),
-    "judge of rows": ("preference.rpo", ["--judge", "http://x"], "--judge is of rows of your own"),
+    "judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--rater", "http://x"], "both judge: drop one"),
+    "no name": ("preference.rpo", ["MODEL", "--rater", "http://x"], "--rater http://x needs --rater-model NAME"),
+    "no address": ("preference.rpo", ["MODEL", "--rater-model", "x"], "give --rater ADDRESS with it, or a folder"),
+    "judge of rows": ("preference.rpo", ["--rater", "http://x"], "--rater is of rows of your own"),
     "other tokens": ("preference.rpo", ["MODEL", "--judge-model", "nano"], "--judge-model nano reads other tokens"),
     "no such judge": ("preference.rpo", ["MODEL", "--scorer", "nowhere:f"], "--scorer nowhere:f"),
     "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),

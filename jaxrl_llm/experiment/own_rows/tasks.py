@@ -55,9 +55,16 @@ def with_rows(module: ModuleType) -> ModuleType:
 
     A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
     not read get these in their place.
+
+    Raises:
+      UserError: where an arm sets what a flag of rows is called.
     """
     if getattr(module, "OWN_ROWS", "") is None or (world := opener(module)) is None:
         return module
+    set_by = {field: arm for arm, changes in module.ARMS.items() for field in changes}
+    if taken := sorted(set_by.keys() & {f.name for f in dataclasses.fields(world.Settings)}):
+        raise UserError(f"{module.__name__}: arm {set_by[taken[0]]} sets {taken[0]}, which is a flag of rows of one's "
+                        f"own ({flags.spell(taken[0])}) that would take its place; name it otherwise")  # fmt: skip
     shown = _copy(module)
     fields = [
         (f.name, flags.explained(world.Settings, f), dataclasses.field(default=f.default))
