@@ -95,6 +95,16 @@ def solved(own, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", [*PAIRS, *SOLVED, *LINES, *FREE])
+def test_an_arm_traces_over_own_rows(slug, own, solved, capsys):
+    """Among the first of the slow tests, as ``test_smoke.test_an_arm_traces``."""
+    module = importlib.import_module(OF_FAMILIES[slug])
+    arm = [*module.ARMS][min(1, len(module.ARMS) - 1)]
+    cli.run(module, ["--smoke", "--plan", "--arm", arm, *(own if slug in PAIRS else solved)])
+    assert arm in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED, *LINES, *FREE])
 def test_two_steps_of_every_arm(slug, own, solved, tmp_path):
     module = importlib.import_module(OF_FAMILIES[slug])
     words = own if slug in PAIRS else solved
