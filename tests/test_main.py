@@ -14,6 +14,7 @@ from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed.mesh import parse_mesh
 from jaxrl_llm.jobs import grpo
 from jaxrl_llm.jobs.grpo import cli, count_microbatches, rollout_of_flags
+from jaxrl_llm.models import decoder
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.run.records import track, view
@@ -358,6 +359,35 @@ def test_an_optimiser_that_waits_on_the_host_changes_nothing(tmp_path):
     assert len({path.read_bytes() for path in weights_of}) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [["--optimiser", "muon"], ["--mesh", "data=2,fsdp=2", "--offload", "optimiser"]], ids=["muon", "mesh"]
+)
+def test_weights_in_bfloat16_train_and_go_on_bit_for_bit(tmp_path, more):
+    """What rounds their updates is in the checkpoint."""
+    words = [*SMALL, "--data", "chain", "--compute", "bfloat16", "--weights", "bfloat16", *more]
+    assert cli([*words, "--steps", "4", "--out", str(tmp_path / "whole")]) == 0
+    assert cli([*words, "--steps", "2", "--schedule-steps", "4", "--out", str(tmp_path / "parted")]) == 0
+    assert cli(["--resume", str(tmp_path / "parted"), "--steps", "4"]) == 0
+    whole, parted = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "parted"))
+    assert whole.read_bytes() == parted.read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["update/skipped"] == 0 and line["grad/norm"] > 0 for line in lines)
+
+
+def test_weights_in_bfloat16_have_no_float32_beside_them():
+    """Matrices alone: norms are float32 in every type; moments are float32."""
+    settings = Settings(data="chain", compute="bfloat16", weights="bfloat16", train_problems=64, eval_problems=8)
+    found = grpo.opened(settings)
+    online = grpo.method_of_flags(*found[:4])
+    narrow = decoder.cast_at_use(found.model.config)
+    flat, _ = jax.tree.flatten_with_path(found.model.params)
+    assert {x.dtype.name for path, x in flat if path[-1].key in narrow} == {"bfloat16"}
+    state = jax.eval_shape(online.tx.init, found.model.params)
+    kinds = {x.dtype.name for x in jax.tree.leaves(state.inner) if x.shape}
+    assert kinds == {"float32"}
+
+
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}=>{% endif %}"
 
 
@@ -486,6 +516,11 @@ def _bad(tmp_path, case):
         "no digit of a rank": (["--lora", "\u00b2"], "--lora"),
         "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
+        "narrow weights alone": (["--weights", "bfloat16"], "--weights bfloat16 is of --compute bfloat16"),
+        "narrow weights and adapter": (
+            ["--weights", "bfloat16", "--compute", "bfloat16", "--lora", "2"],
+            "the base of an adapter is kept in the type of --compute as it is",
+        ),
     }[case]
 
 
@@ -494,7 +529,8 @@ CASES = (
     "tokenizer mismatch", "prompt too long", "prompt limit", "mesh does not divide", "mesh axis", "mesh rows",
     "no write permission", "nothing to resume", "micro-batches", "zero steps",
     "no template", "unknown verifier", "empty stop", "negative slots", "strict slots", "strict layout",
-    "negative gap", "muon and adapter", "large seed", "no folder to resume",
+    "negative gap", "muon and adapter", "narrow weights alone", "narrow weights and adapter", "large seed",
+    "no folder to resume",
     "rollout mesh alone", "rollout mesh of others", "rollout mesh axis", "rollout mesh rows",
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",

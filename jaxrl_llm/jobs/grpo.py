@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -49,7 +50,7 @@ from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.train.methods.builders import make_batch_loss, make_estimate, with_collision
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.optimisers import muon
+from jaxrl_llm.train.optimisers import muon, stochastic_rounding
 from jaxrl_llm.train.packing import reads_layouts, takes
 from jaxrl_llm.train.plan import (
     Plan,
@@ -153,13 +154,21 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
             diagnostics=method.diagnostics(settings),
             score=score,
         ),
-        tx=muon(model.config, schedule) if settings.optimiser == "muon" else method.adam(settings, schedule),
+        tx=optimiser_of_flags(settings, model, schedule),
         max_grad_norm=settings.max_grad_norm or None,
         updates_per_rollout=settings.inner_epochs,
         microbatches=count_microbatches(settings, mesh),
         remember=method.moved_weights(settings),
         trained=lora_state.PART if settings.lora else "",
     )
+
+
+def optimiser_of_flags(
+    settings: Settings, model: parts.Model, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+    """``--optimiser``; of weights in bfloat16 it rounds what it adds."""
+    tx = muon(model.config, schedule) if settings.optimiser == "muon" else method.adam(settings, schedule)
+    return stochastic_rounding(tx, seed=settings.seed) if settings.weights == "bfloat16" else tx
 
 
 def rollout_of_flags(
@@ -413,6 +422,7 @@ def opened(settings: Settings) -> Opened:
     )
     if settings.reward:
         problems, verifier = (*problems[:2], method.own_reward(settings.reward)), None
+    narrow = settings.weights == "bfloat16"
     model = parts.load_model(
         settings.model,
         mesh=mesh,
@@ -420,8 +430,10 @@ def opened(settings: Settings) -> Opened:
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,
-        frozen=keeps_narrow(settings),
+        frozen=narrow or keeps_narrow(settings),
     )
+    if narrow:  # a merged adapter's are float32
+        model = model._replace(params=as_used(model.config, model.params, jnp.dtype(settings.compute)))
     model = lora_state.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:
         model = model._replace(params=rules.shard(model.params, mesh))

@@ -18,7 +18,7 @@ from jaxrl_llm.distributed.ring import Parts
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.decoder import as_used, make_policy
 from jaxrl_llm.models.kernels import attention_kernels
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.planning.work import Work, layout_of
@@ -27,6 +27,7 @@ from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
+from jaxrl_llm.train.optimisers import stochastic_rounding
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Batch, Policy, TrainState
 
@@ -94,11 +95,18 @@ def _params(policy: Policy, dtype: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
 
 
+def _trained(config: ModelConfig, policy: Policy, work: Work) -> Any:
+    """What trains, as it is kept: float32, or matrices and tables in ``work.weights``."""
+    whole = _params(policy, jnp.float32)
+    return jax.eval_shape(partial(as_used, config, compute_dtype=work.weights), whole)
+
+
 def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
-    """GRPO: clipped ratio, AdamW on float32 masters, the batch in parts."""
+    """GRPO: clipped ratio, AdamW on what trains, the batch in parts."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, remat=work.remat, **kernels(mesh))
     tx = optax.adamw(1e-6)
-    params = _params(policy, jnp.float32)
+    tx = tx if work.weights == jnp.float32 else stochastic_rounding(tx)
+    params = _trained(config, policy, work)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
     state = TrainState(params, jax.eval_shape(tx.init, params), zero, jax.eval_shape(jax.random.key, 0), (), {})
     loss = make_policy_loss(policy, partial(clipped_policy_loss, clip_high=0.28))
@@ -115,7 +123,7 @@ def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """Log-probabilities of the reference or of the old policy for one part of the batch."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh)).for_scores()
-    params = _params(policy, jnp.float32)
+    params = _trained(config, policy, work)
 
     def score(params: Any, batch: Batch) -> Any:
         return score_tokens(policy, params, batch)[0]  # no run that scores alone keeps the entropy
@@ -124,9 +132,9 @@ def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 
 
 def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mesh) -> Phase:
-    """From float32 masters in the training layout to compute weights in the rollout layout."""
+    """From what trains in the training layout to compute weights in the rollout layout."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
-    params = _params(policy, jnp.float32)
+    params = _trained(config, policy, work)
     trained, wanted = (rules.shardings(params, where) for where in (mesh, rollout_mesh))
     run = make_reshard(wanted, work.compute_dtype, before=trained)
     return Phase(run, (_abstract(params, trained),), out=wanted)

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import chips, cost, estimate
@@ -13,7 +15,7 @@ from jaxrl_llm.planning.work import Work
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below
 LONG = 16384  # tokens of a row from which on it is cut along context
-_STATE = 16  # bytes of a parameter that training needs somewhere: float32 weights, two moments, gradient
+_STATE = 8  # bytes of a parameter that training needs somewhere beside the weight and its gradient: two moments
 
 
 class Plan(NamedTuple):
@@ -162,7 +164,8 @@ def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, 
                 continue
             if most is not None and tried.chips > most:
                 break
-            if _STATE * config.num_parameters > MARGIN * tried.chip.hbm * tried.chips:
+            state = _STATE + 2 * np.dtype(work.weights).itemsize
+            if state * config.num_parameters > MARGIN * tried.chip.hbm * tried.chips:
                 continue
             best = next(iter(plans(config, tried, work)), None)
             if best is not None and best.peak <= MARGIN * tried.chip.hbm:

@@ -20,7 +20,8 @@ class Work:
     and trained on ``rows / microbatches`` at a time. ``scores``: passes that only score, one with a reference.
     ``planner``: who arranges the rows of scores and update (``train.packing``); None: they stay as they are. It sees
     responses of ``filled`` of their length in the mean. ``scored``: logits of so many tokens exist at once, if they are
-    given (``models.cache.DeviceLayout``).
+    given (``models.cache.DeviceLayout``). ``weights``: what the matrices that train are kept in, see
+    ``train.optimisers.stochastic_rounding``.
     """
 
     prompt: int
@@ -32,6 +33,7 @@ class Work:
     scores: int = 0
     remat: bool = True
     compute_dtype: Any = jnp.bfloat16
+    weights: Any = jnp.float32
     planner: Planner | None = None
     filled: float = 1.0
     scored: int = 0

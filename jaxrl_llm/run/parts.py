@@ -157,7 +157,8 @@ def load_model(
       rollout_cache: what keys and values are kept as; empty: the compute dtype.
       compute_dtype, remat: as in ``models.decoder.make_policy``.
       attention: as in ``models.kernels.attention_kernels.make_attend``.
-      frozen: its weights never train: they are kept as ``models.io.weights.as_computed`` says, but for an adapter's.
+      frozen: its weights never train, or without float32 masters: they are kept as ``models.io.weights.as_computed``
+        says, but for an adapter's.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.

@@ -5,6 +5,8 @@ import json
 import sys
 from typing import Any, Literal, get_args
 
+import jax.numpy as jnp
+
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, reshard_cost, search
@@ -31,6 +33,8 @@ class Settings:
     prompts: int = 16  # per step
     group: int = 8  # responses to each prompt
     reference: bool = False  # a frozen copy scores every response
+    # what the matrices that train are kept in, as of the main job
+    weights: Literal["float32", "bfloat16"] = "float32"
     layout: Literal["padded", "packed", "tree"] = "padded"  # of rows in scores and update, as of the main job
     filled: float = 1.0  # mean length of a response, of --response: what rows in a layout hold
     mesh: str = ""  # of training, for example fsdp=8,tensor=2; empty: the best
@@ -99,7 +103,7 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     rows, planner = settings.prompts * settings.group, planner_of(settings.layout, own=False)
     return Work(
         prompt, response, rows, rows, group=settings.group, scores=int(settings.reference),
-        planner=planner, filled=settings.filled,
+        planner=planner, filled=settings.filled, weights=jnp.dtype(settings.weights),
     )  # fmt: skip
 
 
@@ -172,6 +176,7 @@ def job_flags(plan: Plan) -> str:
     words += [f"--prompts-per-step {work.rows // work.group} --group-size {work.group}"]
     words += [f"--prompt-tokens {work.prompt} --max-new-tokens {work.response} --microbatches {work.microbatches}"]
     layouts = {planner_of(name, own=False): name for name in get_args(LayoutName) if name}
+    words += ["--weights bfloat16"] * (work.weights == jnp.bfloat16)
     return " ".join([*words, f"--layout {layouts[work.planner]}", *["--remat"] * work.remat])
 
 
@@ -285,8 +290,9 @@ def run(settings: Settings) -> int:
         print(f"{settings.model}, {size} parameters, on {topology.name}: ", end="")
         print(f"{topology.chips} chips of {topology.chip.hbm / GIB:.2f} GiB")
         prompt, response = lengths_of(settings, config)
+        kept = {"float32": "float32 masters", "bfloat16": "bfloat16 weights without masters"}
         print(f"a step: {settings.prompts} prompts x {settings.group} = {rows} rows of {prompt} + "
-              f"{response} tokens; AdamW, float32 masters, bfloat16 compute")  # fmt: skip
+              f"{response} tokens; AdamW, {kept[settings.weights]}, bfloat16 compute")  # fmt: skip
         why = ": libtpu is not installed (pip install 'jaxrl_llm[plan]')" if missing and not settings.estimate else ""
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):

@@ -49,6 +49,8 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     most_skipped: int = 10  # updates in a row that are not finite, each left out, until the run stops; 0: never
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "auto"  # who computes it; auto: a kernel where there is one
     optimiser: Literal["adam", "muon"] = "adam"  # muon: for the matrices of the layers, Adam for the rest
+    # what the matrices that train are kept in; bfloat16: without a float32 copy, every update is rounded at random
+    weights: Literal["float32", "bfloat16"] = "float32"
     train_problems: int = 10240  # size of the generated training set
     eval_problems: int = 1024  # held-out problems, never trained on
     eval_samples: int = 8
@@ -106,6 +108,11 @@ def check(settings: Settings) -> None:
     check_measured(settings)
     if settings.optimiser == "muon" and settings.lora:
         raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
+    if settings.weights == "bfloat16" and settings.compute != "bfloat16":
+        raise UserError(f"--weights bfloat16 is of --compute bfloat16, and it is {settings.compute}; give both")
+    if settings.weights == "bfloat16" and settings.lora:
+        raise UserError(f"--weights bfloat16 with --lora {settings.lora}: the base of an adapter is kept in the type "
+                        "of --compute as it is; drop --weights")  # fmt: skip
     if settings.rollout_mesh:
         check_layouts(settings)
     method.check(settings, settings.max_new_tokens)

@@ -115,6 +115,25 @@ def test_closed_form_against_the_compiler(case, phase):
     assert guess.peak == pytest.approx(found.peak, rel=OF_PEAKS), (guess, found)
 
 
+NARROW = {"compute_dtype": jnp.bfloat16, "weights": jnp.bfloat16}
+
+
+@pytest.mark.parametrize("phase", ["update", "score", "reshard"])
+def test_weights_without_masters_are_planned_as_they_are_kept(phase):
+    """Two bytes in place of four; the rest is not compared, for a CPU computes bfloat16 as float32."""
+    whole = Work(64, 64, 32, 32, group=2, scores=1)
+    config, train, rollout = _tiny(), Sizes(fsdp=8), Sizes(data=8)
+    given = {}
+    for name, work in (("whole", whole), ("narrow", dataclasses.replace(whole, **NARROW))):
+        found = compiled.of_step(config, train, rollout, work, jax.devices(), names=(phase,))[phase]
+        guess = estimate.memory(config, train, rollout, work)[phase]
+        assert guess.arguments == pytest.approx(found.arguments, rel=OF_ARGUMENTS)
+        given[name] = guess.arguments
+    assert given["whole"] - given["narrow"] == 2 * held(config, train)
+    loops = (estimate.of_the_loop(config, train, {"decode": 0.0}, work)["decode"] for work in (whole, work))
+    assert next(loops) - next(loops) == 2 * held(config, train)
+
+
 RECORD = json.loads((pathlib.Path(__file__).resolve().parents[2] / "results/benchmarks/tpu_schedule.json").read_text())
 MIXTURES = [(name, phase) for name, cell in RECORD.items() if "A3B" in name for phase in cell["gib"]]
 
