@@ -37,7 +37,8 @@ def _itemsize(work: Work) -> int:
     return np.dtype(work.compute_dtype).itemsize
 
 
-def _kept(work: Work) -> int:
+def kept_bytes(work: Work) -> int:
+    """Of a weight that trains."""
     return np.dtype(work.weights).itemsize
 
 
@@ -100,7 +101,7 @@ def _experts(config: ModelConfig, sizes: Sizes) -> int:
 def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Float32 masters in the compute type: the compiler casts the layers of a chip before it goes through them."""
     size = _itemsize(work)
-    return held_layers(config, sizes) * size if size < _kept(work) else 0.0
+    return held_layers(config, sizes) * size if size < kept_bytes(work) else 0.0
 
 
 def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
@@ -109,7 +110,7 @@ def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
     rows, own = math.ceil(work.update_rows / sizes.rows), share(work.length, sizes.context)
     tokens = rows * own
     columns = work.rows * work.length / sizes.rows
-    gradients = here * (_kept(work) + (4 if work.microbatches > 1 else 0))
+    gradients = here * (kept_bytes(work) + (4 if work.microbatches > 1 else 0))
     kept = config.num_layers * tokens * config.hidden_size * size
     one = _layer(config, sizes, work, rows, own, work.length, kernels) + _passing(config, sizes, work, rows)
     layer = 2 * one + 4 * tokens * config.hidden_size * size + 4 * gathered(config, sizes)
@@ -117,7 +118,7 @@ def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
         kept = config.num_layers * _kept_layer(config, sizes, work, rows, kernels)
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, _steps_at_once(work), 3)
     return Memory(
-        (_kept(work) + 8) * here + columns * _TRAINED_COLUMN,
+        (kept_bytes(work) + 8) * here + columns * _TRAINED_COLUMN,
         gradients + _cast(config, sizes, work) + kept + max(layer, chunk),
     )
 
@@ -141,7 +142,7 @@ def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) 
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, _steps_at_once(work), 0 if kernels else 2)
     hidden = rows * own * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
-    return Memory(_kept(work) * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)
+    return Memory(kept_bytes(work) * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)
 
 
 def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Memory:
@@ -156,7 +157,7 @@ def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Me
         working += max(held_layers(config, rollout) / config.num_layers, table) * size
         if config.experts is not None and train.tensor > 1 and train.expert > 1:
             working += 4 * config.experts.number * config.experts.size * config.hidden_size * size
-    return Memory(_kept(work) * held(config, train), working, held(config, rollout) * size)
+    return Memory(kept_bytes(work) * held(config, train), working, held(config, rollout) * size)
 
 
 def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:
@@ -219,7 +220,7 @@ def of_the_loop(config: ModelConfig, train: Sizes, peaks: dict[str, Number], wor
       peaks: of each phase by itself, estimated or compiled.
     """
     here = held(config, train)
-    masters, moments = _kept(work) * here, 8 * here
+    masters, moments = kept_bytes(work) * here, 8 * here
     reference = work.scores * here * _itemsize(work)
     beside = {"reshard": moments, "prefill": masters + moments, "decode": masters + moments, "score": moments,
               "update": 0}  # fmt: skip

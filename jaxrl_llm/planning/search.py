@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import chips, cost, estimate
@@ -164,7 +162,7 @@ def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, 
                 continue
             if most is not None and tried.chips > most:
                 break
-            state = _STATE + 2 * np.dtype(work.weights).itemsize
+            state = _STATE + 2 * estimate.kept_bytes(work)
             if state * config.num_parameters > MARGIN * tried.chip.hbm * tried.chips:
                 continue
             best = next(iter(plans(config, tried, work)), None)

@@ -24,7 +24,7 @@ from jaxrl_llm.run import lora_state, options
 from jaxrl_llm.run import parts as run_parts
 from tests import close
 from tests.endpoint_for_tests import serving
-from tests.experiments.test_smoke import FILES, _name
+from tests.experiments.test_smoke import FILES, _name, second
 from tests.models_for_tests import byte_model
 
 FAMILIES = ("preference", "reward_models", "analysis", "systems")
@@ -98,7 +98,7 @@ def solved(own, tmp_path_factory):
 def test_an_arm_traces_over_own_rows(slug, own, solved, capsys):
     """Among the first of the slow tests, as ``test_smoke.test_an_arm_traces``."""
     module = importlib.import_module(OF_FAMILIES[slug])
-    arm = [*module.ARMS][min(1, len(module.ARMS) - 1)]
+    arm = second(module)
     cli.run(module, ["--smoke", "--plan", "--arm", arm, *(own if slug in PAIRS else solved)])
     assert arm in capsys.readouterr().out
 
