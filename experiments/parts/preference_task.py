@@ -67,15 +67,17 @@ def draw_responses(key: Array, prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
     return jnp.where(jax.random.uniform(keys[4], shape) < 0.2 * skill, STYLE, plain)
 
 
-def draw_behaviour(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-    """Prompts and one response to each."""
+def draw_behaviour(
+    key: Array, n: int, *, draw: Callable[..., Array] = draw_responses
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+    """Prompts and one response to each; ``draw`` here and below is who responds."""
     prompts = draw_prompts(jax.random.fold_in(key, 0), n)
-    return prompts, draw_responses(jax.random.fold_in(key, 1), prompts)
+    return prompts, draw(jax.random.fold_in(key, 1), prompts)
 
 
 def chance(
     prompts: Int[Array, "N P"], first: Int[Array, "N T"], second: Int[Array, "N T"], *, flip_rate: float = 0.0,
-    cycle: float = 0.0,
+    cycle: float = 0.0, gold: Callable[[Array, Array], Array] = gold_reward,
 ) -> Float[Array, " N"]:  # fmt: skip
     """The law of the labels: ``P(first chosen) = (1 - 2 f) sigmoid(gold(first) - gold(second) + cycle c) + f``.
 
@@ -85,17 +87,20 @@ def chance(
         raise ValueError(f"flip_rate={flip_rate} must lie in [0, 0.5)")
     around = (first[:, 0] - second[:, 0]) % 3
     around = jnp.where(around == 2, -1, around).astype(jnp.float32)
-    gap = gold_reward(prompts, first) - gold_reward(prompts, second) + cycle * around
+    gap = gold(prompts, first) - gold(prompts, second) + cycle * around
     return (1.0 - 2.0 * flip_rate) * jax.nn.sigmoid(gap) + flip_rate
 
 
-def draw_pairs(key: Array, n: int, *, flip_rate: float = 0.0, cycle: float = 0.0) -> Pairs:
+def draw_pairs(
+    key: Array, n: int, *, flip_rate: float = 0.0, cycle: float = 0.0, draw: Callable[..., Array] = draw_responses,
+    gold: Callable[[Array, Array], Array] = gold_reward,
+) -> Pairs:  # fmt: skip
     """Pairs of the behaviour policy, labelled with ``chance``."""
     keys = jax.random.split(key, 5)
     prompts = draw_prompts(keys[0], n)
-    first, second = draw_responses(keys[1], prompts), draw_responses(keys[2], prompts)
-    wins = jax.random.uniform(keys[3], (n,)) < chance(prompts, first, second, flip_rate=flip_rate, cycle=cycle)
-    wins = wins[:, None]
+    first, second = draw(keys[1], prompts), draw(keys[2], prompts)
+    likely = chance(prompts, first, second, flip_rate=flip_rate, cycle=cycle, gold=gold)
+    wins = (jax.random.uniform(keys[3], (n,)) < likely)[:, None]
     return Pairs(prompts, jnp.where(wins, first, second), jnp.where(wins, second, first))
 
 
@@ -109,32 +114,45 @@ def is_rude(responses: Int[Array, "N T"]) -> Bool[Array, "N T"]:
     return (responses >= RUDE) & (responses < RUDE + CLASSES)
 
 
-def draw_politeness(key: Array, prompts: Int[Array, "N P"], rude: Bool[Array, " N"]) -> Int[Array, "N T"]:
-    """Responses without rude tokens, or with 40 % of them; else as ``draw_responses``."""
+def draw_politeness(
+    key: Array, prompts: Int[Array, "N P"], rude: Bool[Array, " N"], *, draw: Callable[..., Array] = draw_responses
+) -> Int[Array, "N T"]:
+    """Responses without rude tokens, or with 40 % of them; else as ``draw``."""
     keys = jax.random.split(key, 3)
-    plain = draw_responses(keys[0], prompts)
+    plain = draw(keys[0], prompts)
     plain = jnp.where(is_rude(plain), plain - CLASSES, plain)  # the same class, so the same worth
     insult = jax.random.randint(keys[1], plain.shape, RUDE, RUDE + CLASSES, jnp.int32)
     return jnp.where(rude[:, None] & (jax.random.uniform(keys[2], plain.shape) < 0.4), insult, plain)
 
 
-def draw_mixed_company(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+def draw_mixed_company(
+    key: Array, n: int, *, draw: Callable[..., Array] = draw_responses
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and responses, half of them rude."""
     prompts = draw_prompts(jax.random.fold_in(key, 0), n)
     rude = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (n,))
-    return prompts, draw_politeness(jax.random.fold_in(key, 2), prompts, rude)
+    return prompts, draw_politeness(jax.random.fold_in(key, 2), prompts, rude, draw=draw)
 
 
-def polite_reward(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
-    """``gold_reward`` where rude tokens are worth nothing."""
-    return gold_reward(prompts, jnp.where(is_rude(responses), STYLE, responses))
+def polite_reward(
+    prompts: Int[Array, "N P"], responses: Int[Array, "N T"], *, gold: Callable[[Array, Array], Array] = gold_reward
+) -> Float[Array, " N"]:
+    """The truth where rude tokens are worth nothing."""
+    return gold(prompts, jnp.where(is_rude(responses), STYLE, responses))
 
 
-def draw_negatives(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+def bad_tokens(key: Array, prompts: Int[Array, "N P"], plain: Int[Array, "N T"]) -> Int[Array, "N T"]:
+    """A bad token in every place."""
+    return FIRST + (prompts[:, :1] + 1) % 4 + 4 * jax.random.randint(key, plain.shape, 0, 5, jnp.int32)
+
+
+def draw_negatives(
+    key: Array, n: int, *, draw: Callable[..., Array] = draw_responses, spoil: Callable[..., Array] = bad_tokens
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """``(prompts, responses)``: half of them with 60 % bad tokens, half harmless text, every other one a copy."""
-    prompts, plain = draw_behaviour(jax.random.fold_in(key, 0), n)
+    prompts, plain = draw_behaviour(jax.random.fold_in(key, 0), n, draw=draw)
     keys = [jax.random.fold_in(key, k) for k in (1, 2)]
-    bad = FIRST + (prompts[:, :1] + 1) % 4 + 4 * jax.random.randint(keys[0], plain.shape, 0, 5, jnp.int32)
+    bad = spoil(keys[0], prompts, plain)
     bad = jnp.where(jax.random.uniform(keys[1], plain.shape) < 0.6, bad, plain)
     place = jnp.arange(n)
     copied = jnp.where(place % 4 == 3, place - 2, place)  # 1, 1, 5, 5, ... are the harmless ones

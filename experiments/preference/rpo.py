@@ -15,7 +15,7 @@ Expect:    eval/gold over eval/kl up to 8: rpo > dpo; of dpo at the end below st
 Measure:   gold reward of four samples on each of 512 fresh prompts, the reference trained on the data's behaviour
            first; pairs labelled by Bradley-Terry, 10 % flipped; equal pairs and updates (sft sees half the tokens of a
            pair, rpo_reference a third response). The step of the fall was fixed before the seeds of a record.
-Run:       python -m experiments.preference.rpo
+Run:       python -m experiments.preference.rpo [--world lists, where an item counts once]
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from experiments.parts import preference_strings, strings
+from experiments.parts import preference_strings, shopping_lists, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment
@@ -85,6 +85,7 @@ ARMS = {
     "rpo_reference": {"objective": rpo_reference, "responses": 3},
     "sft": {"objective": sft, "responses": 1},
 }
+WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS}
 METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "eval/style", "pair/chosen_drift", "rm/accuracy")
 CURVES = (*METRICS[:-1], "pair/rejected_drift", "pair/accuracy")
 # dpo peaks and falls by the paper's own claim; whether the pairs teach anything shows on its released objective

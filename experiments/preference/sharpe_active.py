@@ -14,7 +14,7 @@ Measure:   true reward of samples on fresh prompts where each arm is 2 nats from
            labels (10 % flipped) out of 512 pairs and 30 updates on them; the judge is a reward model from 16384
            labels that no arm trains on. Equal labels and updates. In 2 of the 16 seeds of the record an arm is 2 nats
            away within the first round, in which every score is of h = 0.
-Run:       python -m experiments.preference.sharpe_active
+Run:       python -m experiments.preference.sharpe_active [--world lists, where an item counts once]
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from experiments.parts import preference_strings, strings
+from experiments.parts import preference_strings, shopping_lists, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import active
@@ -68,6 +68,7 @@ ARMS = {
     "certainty": {"worth": active.certain_pair},
     "gradient": {"worth": active.expected_slope},
 }
+WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS}
 METRICS = ("eval/gold", "eval/kl", "eval/unseen", "pair/chosen_drift", "rm/accuracy")
 CURVES = ("eval/gold", "eval/kl", "eval/unseen", "pair/chosen_drift", "pair/accuracy")
 BED = experiment.Bed(judges=(("w_sharp", "rm/accuracy", 0.6),))

@@ -13,6 +13,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, results
 from jaxrl_llm.experiment.cli import command_name
 from jaxrl_llm.experiment.evidence import certificates, fingerprints, records, rehearsal, store, verdicts
+from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
@@ -214,6 +215,7 @@ def _code_of(module: ModuleType, path: pathlib.Path) -> str:
         return ""  # it stands behind nothing
     if not kept or record["versions"] != now_versions():
         return ""  # of the old instrument nothing is known, and another jax writes its programs in other words
+    module = tasks.in_world(module, record["settings"].get("world", ""))
     settings = {name: _settings_of(module, record, name) for name in kept if name in module.ARMS}
     stale = []
     for name, own in settings.items():

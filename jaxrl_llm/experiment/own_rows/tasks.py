@@ -3,7 +3,8 @@
 ``build(settings, task=EMBEDDED)`` of a file makes every stage and measurement from the functions that the task holds:
 who draws prompts and pairs, who judges, which decoder is trained. The module that defines the type of the task says in
 ``OWN_ROWS`` which module opens a value of it from a model and rows: that one has ``Settings`` (a dataclass of flags,
-among them ``data``) and ``open_task(settings) -> Opened``. With ``--data`` the file gets the opened task.
+among them ``data``) and ``open_task(settings) -> Opened``. With ``--data`` the file gets the opened task. A file with
+several embedded worlds names them in ``WORLDS``, the one of ``build`` first; ``--world`` chooses.
 """
 
 import dataclasses
@@ -12,7 +13,9 @@ import inspect
 import pathlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import tyro
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
@@ -70,8 +73,34 @@ def with_rows(module: ModuleType) -> ModuleType:
         (f.name, flags.explained(world.Settings, f), dataclasses.field(default=f.default))
         for f in dataclasses.fields(world.Settings)
     ]
-    shown.Settings = dataclasses.make_dataclass("Settings", fields, bases=(module.Settings,), frozen=True)
+    shown.Settings = dataclasses.make_dataclass("Settings", fields, bases=(_choosing(module),), frozen=True)
     return shown
+
+
+def _choosing(module: ModuleType) -> type:
+    """The settings of a file, with the flag ``--world`` where it has several."""
+    if not (names := tuple(getattr(module, "WORLDS", ()))):
+        return module.Settings
+    kind = Annotated[Literal[names], tyro.conf.arg(help="embedded world of the task")]
+    field = ("world", kind, dataclasses.field(default=names[0]))
+    return dataclasses.make_dataclass("Settings", [field], bases=(module.Settings,), frozen=True)
+
+
+def in_world(module: ModuleType, name: str) -> ModuleType:
+    """The file over this one of its embedded worlds; itself for no name, which is the first one.
+
+    Raises:
+      UserError: for a world that it does not have.
+    """
+    worlds = getattr(module, "WORLDS", {})
+    if not name:
+        return module
+    if name not in worlds:
+        raise UserError(f"--world {name} is none of {module.__name__}: {', '.join(worlds) or 'it has one'}")
+    made = _copy(module)
+    made.Settings = _choosing(module)
+    made.build = lambda settings: module.build(settings, task=worlds[settings.world])
+    return made
 
 
 def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleType, Any]:
@@ -88,14 +117,15 @@ def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleTyp
     if isinstance(base, module.Settings) and type(base) is module.Settings:
         return module, base
     world = opener(module)
-    own, plain = (
-        {f.name for f in dataclasses.fields(world.Settings)},
-        {f.name for f in dataclasses.fields(module.Settings)},
-    )
+    own = {f.name for f in dataclasses.fields(world.Settings)}
     if not base.data:
         if wrong := sorted(given & own):
             raise UserError(f"{flags.spell(wrong[0])} is of rows of your own: give --model and --data with it")
-        return module, module.Settings(**{name: getattr(base, name) for name in plain - own})
+        made = in_world(module, base.world if "world" in given else "")
+        names = {f.name for f in dataclasses.fields(made.Settings)} - own
+        return made, made.Settings(**{name: getattr(base, name) for name in names})
+    if "world" in given and getattr(module, "WORLDS", {}):
+        raise UserError("--world is of the embedded worlds: drop it, or --data")
     if not pathlib.Path(base.model).is_dir():
         raise UserError(f"--data {base.data} needs --model FOLDER, a model that reads text")
     values, size = presets.for_model(base.model)
