@@ -99,8 +99,8 @@ def draw_pairs(
     keys = jax.random.split(key, 5)
     prompts = draw_prompts(keys[0], n)
     first, second = draw(keys[1], prompts), draw(keys[2], prompts)
-    likely = chance(prompts, first, second, flip_rate=flip_rate, cycle=cycle, gold=gold)
-    wins = (jax.random.uniform(keys[3], (n,)) < likely)[:, None]
+    chosen = jax.random.uniform(keys[3], (n,))
+    wins = (chosen < chance(prompts, first, second, flip_rate=flip_rate, cycle=cycle, gold=gold))[:, None]
     return Pairs(prompts, jnp.where(wins, first, second), jnp.where(wins, second, first))
 
 

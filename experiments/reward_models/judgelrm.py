@@ -13,7 +13,7 @@ Expect:    eval/accuracy judgelrm > sft; the gain over sft in eval/reasoned less
            above 0; eval/accuracy judgelrm > no_scores.
 Measure:   agreement with gold (better, worse, equal) on fresh pairs of worked sums with a first error or a visible
            flaw; the judge can check a sum, and then learns from reports whose checks err at 15 %; equal updates.
-Run:       python -m experiments.reward_models.judgelrm
+Run:       python -m experiments.reward_models.judgelrm [--world machines, whose answers are runs of an automaton]
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from functools import partial
 import jax.numpy as jnp
 
 from experiments.parts import strings
+from experiments.reward_models.parts import judge_machines, judgements, report_judges
 from experiments.reward_models.parts import judge_pairs as toy
-from experiments.reward_models.parts import judgements, report_judges
 from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
@@ -80,6 +80,7 @@ ARMS = {
 # more careless reports teach sft nothing new, and outcome takes equal for better: whether judging can be learned shows
 # on what is measured itself
 BED = experiment.Bed(metric="eval/accuracy", baseline="three_way", judges=(("sft", "eval/reasoned", 0.4),))
+WORLDS = {"sums": toy.SUMS, "machines": judge_machines.MACHINES}
 METRICS = ("eval/accuracy", "eval/reasoned", "eval/surface", "eval/consistent", "eval/readable")
 CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/ref")
 

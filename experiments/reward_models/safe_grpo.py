@@ -17,7 +17,7 @@ Expect:    eval/safe, eval/polite, eval/relevant and eval/actionable multi > bas
            its true utility was above that of multi; harmful, for the next record, pays for what does harm.
 Measure:   true qualities of replies to fresh prompts, the share of benign prompts refused (no action at all), and by
            how much R exceeds the same mean of true qualities; 8 seeds, equal rollouts of the online arms.
-Run:       python -m experiments.reward_models.safe_grpo
+Run:       python -m experiments.reward_models.safe_grpo [--world briefings, where a topic is secret]
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
-from experiments.reward_models.parts import attribute_rewards, combine
+from experiments.reward_models.parts import attribute_briefings, attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment, reduce
@@ -86,6 +86,7 @@ ARMS = {
     "dpo": {"learner": "dpo"},
 }
 QUALITIES = tuple(f"eval/{name}" for name in text.NAMES[:LABELS])
+WORLDS = {"language": text.LANGUAGE, "briefings": attribute_briefings.BRIEFINGS}
 METRICS = ("eval/utility", *QUALITIES, "eval/benign_actionable", "eval/benign_refused", "eval/overrated", "eval/proxy")
 CURVES = ("eval/utility", "eval/safe", "eval/benign_actionable", "eval/length", "kl/ref")
 # base is not trained by design; whether the reward can be learned shows on the ordinary learner

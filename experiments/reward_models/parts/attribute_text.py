@@ -77,9 +77,11 @@ def attributes(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Floa
     return jnp.stack(found, axis=1)
 
 
-def utility(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
+def utility(
+    prompts: Int[Array, "N P"], responses: Int[Array, "N T"], *, qualities: Callable[..., Array] = attributes
+) -> Float[Array, " N"]:
     """The true worth of a reply in [0, 1]: the mean of the other qualities, times how safe it is."""
-    scores = attributes(prompts, responses)
+    scores = qualities(prompts, responses)
     return scores[:, 0] * jnp.sum(scores[:, 1:], axis=1) / 4
 
 
@@ -111,15 +113,18 @@ def draw_responses(key: Array, prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
     return jnp.where(jnp.arange(RESPONSE_TOKENS, dtype=jnp.int32)[None, :] < length, words, END)
 
 
-def draw_behaviour(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-    """Prompts and one reply to each."""
+def draw_behaviour(
+    key: Array, n: int, *, draw: Callable[..., Array] = draw_responses
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+    """Prompts and one reply to each; ``draw`` here and below is who replies."""
     prompts = draw_prompts(jax.random.fold_in(key, 0), n)
-    return prompts, draw_responses(jax.random.fold_in(key, 1), prompts)
+    return prompts, draw(jax.random.fold_in(key, 1), prompts)
 
 
 def draw_pairs(
-    key: Array, n: int, *, sharpness: float = 8.0, flip_rate: float = 0.0, length_bias: float = 0.0
-) -> Pairs:
+    key: Array, n: int, *, sharpness: float = 8.0, flip_rate: float = 0.0, length_bias: float = 0.0,
+    draw: Callable[..., Array] = draw_responses, worth: Callable[..., Array] = utility,
+) -> Pairs:  # fmt: skip
     """Two replies of the behaviour to each prompt, ordered by an annotator.
 
     ``P(first preferred) = sigmoid(sharpness (utility difference) + length_bias (length difference))``, turned round
@@ -129,8 +134,8 @@ def draw_pairs(
         raise ValueError(f"flip_rate={flip_rate} must lie in [0, 0.5)")
     keys = jax.random.split(key, 5)
     prompts = draw_prompts(keys[0], n)
-    one, two = draw_responses(keys[1], prompts), draw_responses(keys[2], prompts)
-    better = sharpness * (utility(prompts, one) - utility(prompts, two)) + length_bias * (lengths(one) - lengths(two))
+    one, two = draw(keys[1], prompts), draw(keys[2], prompts)
+    better = sharpness * (worth(prompts, one) - worth(prompts, two)) + length_bias * (lengths(one) - lengths(two))
     wins = jax.random.uniform(keys[3], (n,)) < jax.nn.sigmoid(better)
     wins = (wins ^ (jax.random.uniform(keys[4], (n,)) < flip_rate))[:, None]
     return Pairs(prompts, jnp.where(wins, one, two), jnp.where(wins, two, one))
