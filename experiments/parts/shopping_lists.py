@@ -23,7 +23,7 @@ def items(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> tuple[Boo
     """Where a wanted item stands for the first time, and where one that is not wanted stands."""
     wanted, unwanted = prompts[:, :1], prompts[:, 1:2]
     real = (responses >= FIRST) & (responses != STYLE)
-    before = jnp.tril(jnp.ones((responses.shape[1],) * 2, bool), k=-1)
+    before = jnp.tril(jnp.ones((1, *(responses.shape[1],) * 2), bool), k=-1)
     new = ~jnp.any((responses[:, :, None] == responses[:, None, :]) & before, axis=2)
     return real & new & (responses % 4 == wanted), real & (responses % 4 == unwanted) & (wanted != unwanted)
 
