@@ -81,7 +81,7 @@ def feedback(task, settings) -> tuple[Stage, ...]:
 def imitation(task, settings, steps: int | None = None) -> tuple[Stage, ...]:
     """The few worked plans."""
     shown = task.worked(settings.shots)
-    more = {"table": 64, "learning_rate": settings.learning_rate}
+    more = {"table": 128, "learning_rate": settings.learning_rate}
     return (strings.supervised_stage(task.world, shown, steps=steps or settings.steps, **more),)
 
 

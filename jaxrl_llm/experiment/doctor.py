@@ -215,7 +215,7 @@ def _code_of(module: ModuleType, path: pathlib.Path) -> str:
         return ""  # it stands behind nothing
     if not kept or record["versions"] != now_versions():
         return ""  # of the old instrument nothing is known, and another jax writes its programs in other words
-    module = tasks.in_world(module, record["settings"].get("world", ""))
+    module = tasks.with_task(module, record["settings"].get("world", ""))
     settings = {name: _settings_of(module, record, name) for name in kept if name in module.ARMS}
     stale = []
     for name, own in settings.items():

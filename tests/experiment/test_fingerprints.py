@@ -1,12 +1,16 @@
 """A fingerprint depends on what a program computes, and on nothing that was traced before it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from experiments.policy_gradient import dr_grpo, rec_offpolicy
-from jaxrl_llm.experiment import arms, cli
+from jaxrl_llm.experiment import arms, cli, recipes
 from jaxrl_llm.experiment.evidence import fingerprints
+from jaxrl_llm.train import origins
+from jaxrl_llm.train.methods import supervised
 
 
 def _of(function, *arguments):
@@ -106,3 +110,38 @@ def test_a_loss_without_a_ratio_to_the_sampler_is_seen_and_said(module, arm, rea
     assert capsys.readouterr().out == ("" if reads else said)
     cli.say_without_ratio(fresh, {arm: plan._replace(staleness=None)})
     assert capsys.readouterr().out == ""
+
+
+def test_weights_trained_here_count_by_their_recipe():
+    """Their bits are those of one machine: not the bits, but program, start and rows tell two of them apart."""
+
+    def program(rate, given):
+        return jax.tree.map(lambda x: x - rate * jnp.sin(x), given)
+
+    def hashed(given, rate, *, slip=0.0):
+        recipe = functools.partial(program, rate)
+        made = origins.made_by(recipe, given, jax.tree.map(lambda x: x + slip, recipe(given)))
+        return fingerprints.of_program(jax.make_jaxpr(lambda x: x * made["a"] + made["b"])(jnp.ones(3)))
+
+    given = {"a": jnp.arange(3.0), "b": jnp.ones(3)}
+    assert hashed(given, 0.1) == hashed(given, 0.1, slip=1e-7)
+    assert hashed(given, 0.1) != hashed(given, 0.2)
+    assert hashed(given, 0.1) != hashed(given | {"b": jnp.zeros(3)}, 0.1)
+    swapped = origins.made_by(functools.partial(program, 0.1), given, program(0.1, given))
+    other = fingerprints.of_program(jax.make_jaxpr(lambda x: x * swapped["b"] + swapped["a"])(jnp.ones(3)))
+    assert other != hashed(given, 0.1), "a leaf is not another one of the same weights"
+
+
+def test_imitation_tells_how_its_weights_came_about():
+    """Two trainings of one recipe are one program to a record, wherever they ran; a step more is another."""
+    found = recipes.bench(recipes.OnlineSettings(train_problems=8, eval_problems=4, max_new_tokens=8))
+    pairs = [("1+1=", "2"), ("2+2=", "4")]
+
+    def hashed(steps, slip=0.0):
+        with jax.core.eval_context():
+            made = supervised.imitated_pairs(found.model, pairs, width=8, steps=steps, rows_per_step=2)
+        origin = origins.origin_of(jax.tree.leaves(made)[0])
+        moved = origins.made_by(origin.program, origin.given, jax.tree.map(lambda x: x + slip, made))
+        return _of(lambda x: [x + leaf.ravel()[0] for leaf in jax.tree.leaves(moved)], 1.0)
+
+    assert hashed(1) == hashed(1, slip=1e-6) != hashed(2)

@@ -51,7 +51,7 @@ def test_wrong_worlds(tmp_path):
     with pytest.raises(UserError, match="invalid choice 'listz' for argument '--world'"):
         _chosen(module, "--world", "listz")
     with pytest.raises(UserError, match="--world listz is none of experiments.preference.rpo: strings, lists"):
-        tasks.in_world(module, "listz")
+        tasks.with_task(module, "listz")
     with pytest.raises(UserError, match="--world is of the embedded worlds: drop it, or --data"):
         _chosen(module, "--world", "lists", "--model", str(tmp_path), "--data", "rows.jsonl")
 
@@ -61,7 +61,7 @@ def test_the_doctor_traces_a_record_in_its_world():
     made, base = _chosen(module, "--world", "machines", "--steps", "7")
     settings = results.plain(dataclasses.asdict(base))
     record = {"settings": settings, "arms": {"outcome": {"settings": settings}}}
-    found = doctor._settings_of(tasks.in_world(module, "machines"), record, "outcome")
+    found = doctor._settings_of(tasks.with_task(module, "machines"), record, "outcome")
     assert (found.world, found.steps, found.reward) == ("machines", 7, module.outcome)
 
 

@@ -153,7 +153,7 @@ def test_a_fixed_penalty_weighs_cost_and_reward_on_one_scale(scale):
     assert float(multiplier) == singles(0.025)
 
 
-def test_every_seed_walks_in_worlds_of_its_own():
+def test_every_seed_walks_with_tasks_of_its_own():
     params = {"policy": constraints.WORLD.policy.init(jax.random.key(0)), "goal": jnp.ones(5)}
     stage = constraints.online_stage(
         constraints.no_cost, shifted=True, multiplier=0.0, rate=0.1, steps=1, prompts_per_step=2, group_size=2,

@@ -84,7 +84,7 @@ def played(request):
     return problems, table, rollout, arguments, jax.jit(rollout)(*arguments)
 
 
-def test_the_sequence_is_what_a_plain_world_says_to_the_same_actions(played):
+def test_the_sequence_is_what_a_plawith_task_says_to_the_same_actions(played):
     """Trap 18: ids are appended, never encoded again; observations are outside the mask."""
     problems, table, _, _, out = played
     _, _, _, tokenizer = nano()

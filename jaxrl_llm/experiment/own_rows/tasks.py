@@ -86,7 +86,7 @@ def _choosing(module: ModuleType) -> type:
     return dataclasses.make_dataclass("Settings", [field], bases=(module.Settings,), frozen=True)
 
 
-def in_world(module: ModuleType, name: str) -> ModuleType:
+def with_task(module: ModuleType, name: str) -> ModuleType:
     """The file over this one of its embedded worlds; itself for no name, which is the first one.
 
     Raises:
@@ -121,7 +121,7 @@ def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleTyp
     if not base.data:
         if wrong := sorted(given & own):
             raise UserError(f"{flags.spell(wrong[0])} is of rows of your own: give --model and --data with it")
-        made = in_world(module, base.world if "world" in given else "")
+        made = with_task(module, base.world if "world" in given else "")
         names = {f.name for f in dataclasses.fields(made.Settings)} - own
         return made, made.Settings(**{name: getattr(base, name) for name in names})
     if "world" in given and getattr(module, "WORLDS", {}):

@@ -13,7 +13,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.supervised import sft_loss
-from jaxrl_llm.train import offline
+from jaxrl_llm.train import offline, origins
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Params, Policy
@@ -104,5 +104,9 @@ def imitated(
     """
     size, tx = min(rows_per_step, rows.tokens.shape[0]), optax.adam(learning_rate)
     method = make_supervised(policy, rows, rows_per_step=size, tx=tx)
+
+    def trained(given: Params) -> Params:
+        return offline.scan_steps(method, offline.init_state(method, given, jax.random.key(0)), steps)[0].params
+
     state = offline.init_state(method, jax.tree.map(jnp.copy, params), jax.random.key(0))
-    return offline.make_run(method, steps)(state)[0].params
+    return origins.made_by(trained, params, offline.make_run(method, steps)(state)[0].params)
