@@ -217,15 +217,18 @@ def _code_of(module: ModuleType, path: pathlib.Path) -> str:
         return ""  # of the old instrument nothing is known, and another jax writes its programs in other words
     module = tasks.with_task(module, record["settings"].get("world", ""))
     settings = {name: _settings_of(module, record, name) for name in kept if name in module.ARMS}
-    stale = []
+    surely, perhaps = [], []
     for name, own in settings.items():
         plan = cli.in_parts(module.build(own), own)
         if store.code(module, plan, arms.trace(plan)) != kept[name]:
-            stale.append(name)
+            (perhaps if store.in_python(plan) else surely).append(name)
     bed = path.stem.partition("@")[2]
     where = f" on bed {bed}" if bed else ""
     renew = f"run {record['command'] if bed else command_name(module) + ' --until-decided'} --record"
-    return f"stale: {', '.join(stale)} would compute something else today{where}; {renew}" if stale else ""
+    found = [f"{', '.join(surely)} would compute something else today{where}"] * bool(surely)
+    found += [f"sources have changed, and part of {', '.join(perhaps)} is computed in Python: these may compute "
+              f"something else today{where}"] * bool(perhaps)  # fmt: skip
+    return f"stale: {'; '.join(found)}; {renew}" if found else ""
 
 
 def _settings_of(module: ModuleType, record: dict[str, Any], name: str) -> Any:

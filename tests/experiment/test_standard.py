@@ -540,6 +540,23 @@ def test_the_doctor_knows_behind_which_records_the_code_no_longer_stands(place):
     assert doctor.check_code(made_module()) == ""
 
 
+def test_of_what_python_computes_the_doctor_says_that_it_may_have_changed(tmp_path, monkeypatch):
+    """All sources count there, and most changes of a source change no number of such an arm."""
+    path = tmp_path / "tiny.json"
+    arm = {"settings": results.plain(vars(tiny.Settings()))}
+    whole = {"command": "python -m tiny", "versions": doctor.now_versions(), "settings": arm["settings"],
+             "arms": {"method": arm}, "instrument": {"code": {"method": "0" * 16}}}  # fmt: skip
+    monkeypatch.setattr(doctor, "_records_of", lambda module: [path])
+    monkeypatch.setattr(doctor.results, "read", lambda path: (whole, None))
+    said = "stale: method would compute something else today; run "
+    assert doctor.check_code(made_module()).startswith(said)
+    whole["arms"]["method"] = {"settings": arm["settings"] | {"on_host": True}}
+    said = (
+        "stale: sources have changed, and part of method is computed in Python: these may compute something else today"
+    )
+    assert doctor.check_code(made_module()).startswith(f"{said}; run ")
+
+
 def test_the_evaluation_of_a_record_is_wider_and_its_training_the_same():
     from experiments.policy_gradient import dr_grpo
 

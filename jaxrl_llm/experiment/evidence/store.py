@@ -40,6 +40,11 @@ def _library() -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(root.rglob("*.py")))).hexdigest()
 
 
+def in_python(plan: Plan) -> bool:
+    """Whether Python computes something of a run: rewards, episodes, or what belongs to each seed."""
+    return plan.on_host or plan.world is not None or plan.of_seed is not None
+
+
 def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
     """A hash of the code that an arm reaches.
 
@@ -47,7 +52,7 @@ def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
     computes the same does not change it. What Python computes during a run is not traced: there all sources count.
     """
     program = fingerprints.fingerprint(plan, traced)
-    if not (plan.on_host or plan.world is not None or plan.of_seed is not None):
+    if not in_python(plan):
         return program[:16]
     text = pathlib.Path(module.__file__ or "").read_text()
     return hashlib.sha256(f"{program}|{text}|{_library()}".encode()).hexdigest()[:16]
