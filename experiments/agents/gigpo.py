@@ -10,7 +10,8 @@ Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes
            the sizes of gigpo's and turns of chance; similar: S holds the turns whose observations share most tokens, 2
            LCS / (|a| + |b|) >= similarity to the first of them; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a
            value head.
-Left out:  the penalty of invalid actions, the KL term.
+Left out:  the KL term. A turn that is no action costs --invalid-penalty in training on webshop, alfworld and textworld:
+           the paper's tenth, for what the page or the game does not take. The embedded worlds have none such.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
            step/shared: share of turns whose situation was met more than once in the group: nearly all in a corridor.
@@ -76,6 +77,7 @@ class Settings(multi_turn_plan.Settings):
     base_steps: int = 150  # of imitation, in the embedded world
     places: int = 0  # of the embedded world: to go to on a grid, one after another; 0: the corridor of key and door
     skies: int = 1  # of the grid, that look different and mean nothing
+    invalid_penalty: float = 0.1  # off the reward of a turn that is no action, in training in a shop or a game of text
     gamma: float = 0.95
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's

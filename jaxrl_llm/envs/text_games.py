@@ -61,7 +61,9 @@ def _textworld() -> Any:
     return extra_module("textworld", "TextWorld games need", "games")
 
 
-def textworld_env(*, write: Callable[[Any], str] = feedback, wrappers: Callable[[], Sequence[Any]] = tuple) -> TextEnv:
+def textworld_env(
+    *, write: Callable[[Any], str] = feedback, wrappers: Callable[[], Sequence[Any]] = tuple, penalty: float = 0.0
+) -> TextEnv:
     """Games of TextWorld's files: ``.z8`` and ``.ulx`` as ``tw-make`` writes them, ``.z3`` to ``.z8`` of others.
 
     A task is the path of a game. Every step pays what it adds to the score, as a share of the most that can be had; a
@@ -71,6 +73,7 @@ def textworld_env(*, write: Callable[[Any], str] = feedback, wrappers: Callable[
     Args:
       write: a state of the game to text: ``feedback`` or ``with_commands``.
       wrappers: TextWorld's wrappers of one episode's game.
+      penalty: taken off what a step pays whose text is none of the commands that the game takes now.
 
     Raises:
       UserError: without the package; ``reset`` raises it for a file that is not there.
@@ -88,12 +91,12 @@ def textworld_env(*, write: Callable[[Any], str] = feedback, wrappers: Callable[
         return _Game(env, env.reset(), 0.0)
 
     def step(game: _Game, text: str) -> TextStepResult:
-        state, score, done = game.env.step(" ".join(text.split()))
-        most = state.get("max_score") or 1
+        command = " ".join(text.split())
+        lost = penalty * (command not in game.state["admissible_commands"]) if penalty else 0.0
+        state, score, done = game.env.step(command)
+        paid = (float(score) - game.score) / (state.get("max_score") or 1) - lost
         after = _Game(game.env, state, float(score))
-        return TextStepResult(
-            after, write(state), (float(score) - game.score) / most, bool(done or state["won"] or state["lost"])
-        )
+        return TextStepResult(after, write(state), paid, bool(done or state["won"] or state["lost"]))
 
     def identity(game: _Game) -> int:
         facts = game.state.get("facts")
@@ -102,8 +105,10 @@ def textworld_env(*, write: Callable[[Any], str] = feedback, wrappers: Callable[
     return TextEnv(reset, step, identity, lambda game: game.env.close(), lambda game: write(game.state))
 
 
-def alfworld_env(*, write: Callable[[Any], str] = with_commands) -> TextEnv:
+def alfworld_env(*, write: Callable[[Any], str] = with_commands, penalty: float = 0.0) -> TextEnv:
     """The household games of ALFWorld; a task is the path of a ``game.tw-pddl``, reaching the goal pays 1.
+
+    ``penalty`` as for ``textworld_env``.
 
     Raises:
       UserError: without one of the packages that it needs.
@@ -115,7 +120,7 @@ def alfworld_env(*, write: Callable[[Any], str] = with_commands) -> TextEnv:
         raise UserError(
             f"ALFWorld games need alfworld and textworld[pddl] ({error}): pip install alfworld 'textworld[pddl]'"
         ) from error
-    return textworld_env(write=write, wrappers=lambda: [AlfredDemangler(shuffle=False)])
+    return textworld_env(write=write, wrappers=lambda: [AlfredDemangler(shuffle=False)], penalty=penalty)
 
 
 def game_texts(

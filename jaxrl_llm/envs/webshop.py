@@ -202,18 +202,25 @@ def read_action(text: str) -> tuple[str, str] | None:
     return (found[-1][0], found[-1][1].strip().lower()) if found else None
 
 
-def shop_env(shop: Shop, *, nouns: Nouns = content_words) -> TextEnv:
-    """The shop; a task is a ``Goal``. Buying ends the episode and pays ``purchase_reward``, nothing else pays."""
+def shop_env(shop: Shop, *, nouns: Nouns = content_words, penalty: float = 0.0) -> TextEnv:
+    """The shop; a task is a ``Goal``. Buying ends the episode and pays ``purchase_reward``, nothing else pays.
+
+    Args:
+      penalty: taken off what a step pays whose text is no search and no button of the page.
+    """
 
     def step(visit: Visit, text: str) -> TextStepResult:
-        action = read_action(text)
+        action, paid = read_action(text), 0.0
+        buttons = _buttons(shop, visit)
         after: Visit | None = visit
         if action is not None and action[0] == "search" and action[1]:
             after = Visit(visit.goal, tuple(shop.search(action[1], HITS)))
-        elif action is not None and action[0] == "click":
-            after = _buttons(shop, visit).get(action[1], visit)
+        elif action is not None and action[0] == "click" and action[1] in buttons:
+            after = buttons[action[1]]
+        else:
+            paid = -penalty
         if after is not None:
-            return TextStepResult(after, page(shop, after), 0.0, False)
+            return TextStepResult(after, page(shop, after), paid, False)
         bought, wanted = shop.products[visit.asin], shop.products[visit.goal.asin]
         chosen = [value for _, value in visit.chosen]
         return TextStepResult(visit, "", purchase_reward(visit.goal, bought, wanted, chosen, nouns=nouns), True)
@@ -232,8 +239,9 @@ def shop_texts(
     prompt: Callable[[str], Any] = RULES.__add__,
     encode: Callable[[str], Sequence[int]] | None = None,
     chat: bool = False,
+    penalty: float = 0.0,
 ) -> Given:
-    """One problem a goal, whose prompt shows the first page; arguments as of ``text.as_begun``.
+    """One problem a goal, whose prompt shows the first page; arguments as of ``text.as_begun`` and ``shop_env``.
 
     Raises:
       UserError: for a goal whose product the shop does not have.
@@ -247,6 +255,6 @@ def shop_texts(
         for goal in goals
     ]  # fmt: skip
     return given(
-        shop_env(shop, nouns=nouns), rows, list(goals), tokenizer, action_tokens=action_tokens,
+        shop_env(shop, nouns=nouns, penalty=penalty), rows, list(goals), tokenizer, action_tokens=action_tokens,
         observation_tokens=observation_tokens, encode=encode, chat=chat,
     )  # fmt: skip

@@ -5,7 +5,7 @@ or ``DataError``.
 """
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from jaxrl_llm.envs import text as text_envs
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import single_turn
+from jaxrl_llm.rollout.host.env import TextEnv, single_turn
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.run import parts
 from jaxrl_llm.tools import boxes, endpoints, pages
@@ -76,16 +76,29 @@ def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer:
         both = webshop.split_goals(goals, "train"), webshop.split_goals(goals, "test")[: settings.eval_problems]
     else:
         both = split(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
-    return [host_shop.shop_texts(shop, part, tokenizer, **sizes) for part in both]
+    lost = _penalties(settings)
+    return [host_shop.shop_texts(shop, part, tokenizer, penalty=x, **sizes) for part, x in zip(both, lost, strict=True)]
+
+
+def _penalties(settings: Any) -> tuple[float, float]:
+    """What a turn that is no action costs in training, and when measured; of settings that have such a flag."""
+    return getattr(settings, "invalid_penalty", 0.0), 0.0
+
+
+def _played(make: Callable[..., TextEnv], settings: Any) -> list[TextEnv]:
+    """Games in processes of their own, in training and when measured: the same ones where nothing is penalised."""
+    made = {x: processes.in_processes(partial(make, penalty=x), processes=settings.env_processes)
+            for x in set(_penalties(settings))}  # fmt: skip
+    return [made[x] for x in _penalties(settings)]
 
 
 def _house(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     if not (folder / "train").is_dir() or not (folder / "valid_unseen").is_dir():
         raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
-    world = processes.in_processes(text_games.alfworld_env, processes=settings.env_processes)
+    worlds = _played(text_games.alfworld_env, settings)
     train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
     both = ([task.answer["game"] for task in part] for part in (train, evenly(held, settings.eval_problems)))
-    return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
+    return _games_of(worlds, both, tokenizer, sizes)
 
 
 def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
@@ -93,9 +106,15 @@ def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer
     if not paths:
         raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
     make = partial(text_games.textworld_env, write=text_games.with_commands)
-    world = processes.in_processes(make, processes=settings.env_processes)
     both = split(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
-    return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
+    return _games_of(_played(make, settings), both, tokenizer, sizes)
+
+
+def _games_of(
+    worlds: list[TextEnv], parts_of: Iterable[list[str]], tokenizer: Tokenizer, sizes: dict[str, Any]
+) -> list[Given]:
+    how = {"prompt": HOUSE.__add__, **sizes}
+    return [text_games.game_texts(world, part, tokenizer, **how) for world, part in zip(worlds, parts_of, strict=True)]
 
 
 def _arena(name: str, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:

@@ -26,6 +26,16 @@ def shop(tmp_path, monkeypatch):
     return forty_mugs(tmp_path)
 
 
+def test_what_is_no_action_costs_in_training_alone(shop, tmp_path):
+    """Success is measured by what a shop pays, whatever training takes off."""
+    tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
+    action = [*tokenizer.encode("buy it"), tokenizer.eos_ids[0]]
+    for settings, paid in ((gigpo.Settings, [-0.1, 0.0]), (multi_turn_plan.Settings, [0.0, 0.0])):
+        parts = multi_turn_plan.open_place(settings(data=f"webshop:{shop}"), tokenizer)
+        begun = [(part.env, part.env.reset(np.zeros((2,), np.uint32), part.tasks[0])) for part in parts]
+        assert [env.step(state, action).reward for env, state in begun] == paid
+
+
 def test_places_hold_products_out(shop, tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     train, held = multi_turn_plan.open_place(multi_turn_plan.Settings(data=f"webshop:{shop}"), tokenizer)

@@ -78,6 +78,21 @@ def test_textworld_games(monkeypatch, tmp_path):
         world.reset(NO_SEED, "nowhere")
 
 
+def test_what_is_no_command_costs(monkeypatch):
+    """Off the reward of that turn alone; what a step pays that is one stays as it was."""
+    _stand_in(monkeypatch)
+    plain, dear = text_games.textworld_env(), text_games.textworld_env(penalty=0.1)
+    paid = []
+    for world in (plain, dear):
+        state, paid_here = world.reset(NO_SEED, "coin.z8"), []
+        for text in ("dance", " open\nbox ", "look", "OPEN BOX"):
+            said = world.step(state, text)
+            state = said.state
+            paid_here.append(said.reward)
+        paid.append(paid_here)
+    assert paid == [[0.0, 0.25, 0.0, 0.0], [-0.1, 0.25, 0.0, -0.1]]
+
+
 def test_alfworld_games_are_textworld_games_with_names(monkeypatch):
     _stand_in(monkeypatch)
     made = types.SimpleNamespace(AlfredDemangler=lambda shuffle: ("names", shuffle))

@@ -99,6 +99,19 @@ def test_a_scripted_customer(shop):
     assert world.step(said.state, "click[Buy Now]")[2:4] == (1.0, True)
 
 
+def test_what_is_no_action_costs(shop):
+    """A search for nothing and a button of another page are none; the page stays, and so does what a purchase pays."""
+    world = host_shop.shop_env(shop, penalty=0.1)
+    state, paid = world.reset(NO_SEED, GOAL), []
+    for text in ("mug please", "search[]", "click[buy now]", "search[red mug]", f"click[{GOAL.asin}]", "click[lime]"):
+        said = world.step(state, text)
+        state = said.state
+        paid.append(said.reward)
+    assert paid == [-0.1, -0.1, -0.1, 0.0, 0.0, -0.1] and not said.done
+    bought = [env.step(state, "click[buy now]") for env in (world, host_shop.shop_env(shop))]
+    assert bought[0].reward == bought[1].reward > 0 and bought[0].done
+
+
 def test_pages_of_ten(shop):
     world = host_shop.shop_env(shop._replace(search=lambda words, n: ["B000000001"] * 9 + ["B000000002", "B000000003"]))
     said = world.step(world.reset(NO_SEED, GOAL), "search[x]")
