@@ -7,10 +7,11 @@ Claim:     with few turns an agent learns fast but never what long tasks need, w
 Equations: episodes of training step n are cut after h turns, h = h_j, j = min(n // P, J - 1); a cut one keeps its
            reward, 0; A = (R - mean) / std of the group at every token of an action. scaling: h = 20, 30, 40; long: 40
            (baseline); short: 20; reversed (control): 40, 30, 20.
-Left out:  servers of environments, PPO and REINFORCE++, the KL term, two updates a rollout. Stages end after so many
-           steps, as in the paper: a schedule by measured success would give every seed and arm other ones. 42 steps are
-           the budget on which the bed is certified and at which its rate is chosen (there a base of 0.08 comes to 0.40
-           in 24 turns); in 40 turns the base begins at 0.4, and five times as many steps leave the arms no room.
+Left out:  servers of environments, PPO and REINFORCE++, two updates a rollout, embedded the KL term. Stages end after
+           so many steps, as in the paper: a schedule by measured success would give every seed and arm other ones. 42
+           steps are the budget on which the bed is certified and at which its rate is chosen (there a base of 0.08
+           comes to 0.40 in 24 turns); in 40 turns the base begins at 0.4, and five times as many steps leave the arms
+           no room.
 Expect:    eval/success: scaling > short and scaling > long.
 Measure:   held-out grids of the bed sub_goals, its base, sizes and rate: five by five cells, four places to go to in
            turn, always 40 turns; equal episodes and updates, not equal turns. near: a shortest plan of at most 17
@@ -66,6 +67,7 @@ class Settings(multi_turn_plan.Settings):
     group_size: int = 8
     max_turns: int = 12
     base_steps: int = 100
+    kl_weight: float = 0.001  # of k3 to the policy at the start; 0: no reference
     turns: tuple[int, ...] = (4, 8, 12)
     period: int = 100  # steps of a stage; the last goes on
     stages: Callable[[tuple[int, ...]], tuple[int, ...]] = growing
@@ -73,6 +75,7 @@ class Settings(multi_turn_plan.Settings):
 
 EMBEDDED = {
     "steps": 42, "eval_every": 4, "learning_rate": 3e-4, "prompts_per_step": 4, "turns": (20, 30, 40), "period": 14,
+    "kl_weight": 0.0,
 }  # fmt: skip
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "period": 1}
 ARMS = {"long": {"stages": longest}, "scaling": {}, "short": {"stages": shortest}, "reversed": {"stages": falling}}
@@ -85,21 +88,24 @@ BED = experiment.Bed(metric="eval/success", chance=0.0, ceiling=1.0, baseline="l
 def build(settings: Settings) -> Plan:
     """One online stage whose rollout reads its horizon off the training step."""
     turns_at = partial(turn_limits.staged_turns, turns=settings.stages(settings.turns), period=settings.period)
+    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    extras = episode_methods.reference_for(settings.kl_weight)
     if settings.data:
         if settings.max_turns < max(settings.turns):
             raise UserError(f"--max-turns {settings.max_turns} is below --turns {max(settings.turns)}; raise it")
         slots = turn_limits.scheduled(only_on_host, turns_at)
         return multi_turn_plan.make_plan(
             settings,
-            lambda tasks, rollout: episode_methods.make_grpo(tasks, settings, **slots),
+            lambda tasks, rollout: method(tasks, **slots),
+            extras=extras,
             through=turn_limits.on_host,
         )
     arena = errands.make_errands(turns=MOST_TURNS)
     rollout = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
-    online = episode_methods.make_grpo(arena, settings, **turn_limits.scheduled(rollout, turns_at))
+    online = method(arena, **turn_limits.scheduled(rollout, turns_at))
     more = errands.by_length(arena, most=NEAR)
     measure = strings.bound(arenas.measure, arena, samples=8, more=more)
-    return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
+    return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps, extras),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -10,8 +10,8 @@ Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes
            the sizes of gigpo's and turns of chance; similar: S holds the turns whose observations share most tokens, 2
            LCS / (|a| + |b|) >= similarity to the first of them; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a
            value head.
-Left out:  the KL term. A turn that is no action costs --invalid-penalty in training on webshop, alfworld and textworld:
-           the paper's tenth, for what the page or the game does not take. The embedded worlds have none such.
+Left out:  the KL term in the embedded worlds, and of critic. At scale a turn of training that webshop, alfworld or
+           textworld takes for no action costs the paper's tenth; the embedded worlds have none such.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
            step/shared: share of turns whose situation was met more than once in the group: nearly all in a corridor.
@@ -38,7 +38,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Trajectories, declared
 
 
@@ -78,6 +78,7 @@ class Settings(multi_turn_plan.Settings):
     places: int = 0  # of the embedded world: to go to on a grid, one after another; 0: the corridor of key and door
     skies: int = 1  # of the grid, that look different and mean nothing
     invalid_penalty: float = 0.1  # off the reward of a turn that is no action, in training in a shop or a game of text
+    kl_weight: float = 0.01  # of k3 to the policy at the start; 0: no reference
     gamma: float = 0.95
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's
@@ -89,6 +90,7 @@ class Settings(multi_turn_plan.Settings):
 
 EMBEDDED = {
     "steps": 60,
+    "kl_weight": 0.0,
     "learning_rate": 1e-3,
     "eval_every": 15,
     "prompts_per_step": 4,
@@ -129,6 +131,7 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
 
     return partial(
         episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=shared,
+        kl_weight=settings.kl_weight,
         diagnostics=lambda logp, entropy, batch: {"step/shared": declared(Shared, batch.extras).shared},
     )  # fmt: skip
 
@@ -147,13 +150,14 @@ def build(settings: Settings) -> Plan:
     critic = settings.normalise is None
     ppo = partial(episode_methods.make_ppo, settings=settings, group_size=settings.group_size)
     method = ppo if critic else by_groups(settings)
+    extras = no_extras if critic else episode_methods.reference_for(settings.kl_weight)
     if settings.data:
         valued = {"start": episode_methods.with_value, "part": "model"} if critic else {}
-        return multi_turn_plan.make_plan(settings, method, **valued)
+        return multi_turn_plan.make_plan(settings, method, extras=extras, **valued)
     arena = world_of(settings)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     measure = strings.bound(arenas.measure, arena, samples=16, part="model" if critic else "")
-    return Plan(base, (Stage(method(arena), settings.steps),), measure)
+    return Plan(base, (Stage(method(arena), settings.steps, extras),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -8,7 +8,7 @@ Equations: r_k = p_{k+1} - p_k, p_k the policy's own probability of the right an
            episode; outcome_only: r_k = 0 before the last turn; information_only: without R; log_gain: r_k = log p_{k+1}
            - log p_k; gigpo: no information, turns compared with those of the group in the same situation.
 Left out:  documents and a retriever: a search is one entry of a hidden table, an answer one token; the penalty of
-           format; the KL term.
+           format; embedded, the KL term, whose weight is not known here (at scale that of deepresearcher).
 Expect:    eval/success: igpo > grpo and igpo > information_only.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
            turn/signal: share of actions whose advantage is not 0. Answers of one token: p_k is then exact, and a
@@ -74,13 +74,14 @@ class Settings(multi_turn_plan.Settings):
     base_steps: int = 300
     information: float = 1.0
     outcome: float = 1.0
+    kl_weight: float = 0.001  # of k3 to the policy at the start; 0: no reference
     gamma: float = 0.95  # of GiGPO's returns
     gain: Callable[..., Array] = turns.information_gain_rewards
     credit: Callable[..., Array] = by_turn
 
 
 # groups are small, so that those without a success are common
-EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 16, "group_size": 4}
+EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 16, "group_size": 4, "kl_weight": 0.0}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"credit": by_episode}, "igpo": {},
@@ -99,11 +100,12 @@ def build(settings: Settings) -> Plan:
         return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
 
     credit = {"advantages": partial(settings.credit, settings), "diagnostics": signal}
-    method = partial(episode_methods.make_grpo, settings=settings, **credit)
+    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight, **credit)
+    extras = episode_methods.reference_for(settings.kl_weight)
     if settings.data:
         noted, opened = lambda *x, **y: answer_probability.with_chances(method(*x, **y)), catalog.questions
         return multi_turn_plan.make_plan(
-            settings, noted, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
+            settings, noted, extras=extras, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
         )
     arena = lookup.make_lookup()
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
@@ -115,7 +117,7 @@ def build(settings: Settings) -> Plan:
         return rows._replace(extras=rows.extras | answer_probability.Likely(chance)._asdict())
 
     measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(base, (Stage(method(arena, rollout=rollout), settings.steps),), measure)
+    return Plan(base, (Stage(method(arena, rollout=rollout), settings.steps, extras),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -8,7 +8,8 @@ Equations: A_i = alpha (R_i - mean_k) / std_k + (1 - alpha) (R_i - mean) / std, 
            grpo: alpha = 0; half: 0.5; strata_only: 1; shuffled (control): strata of the same number of labels that say
            nothing about the episode; reinforce: A_i = R_i - mean of the group, one baseline and no division (with one
            update a rollout ratios are 1, and clipping does nothing).
-Left out:  documents and a retriever: a search is one entry of a hidden table; the KL term.
+Left out:  documents and a retriever: a search is one entry of a hidden table; embedded, the
+           KL term, whose weight is not known here (at scale that of the search agents whose code it extends).
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
            calls/mean: searches of an episode, at every action; eval/moved: share of actions that led on.
@@ -65,12 +66,13 @@ class Settings(multi_turn_plan.Settings):
     prompts_per_step: int = 64
     group_size: int = 8
     base_steps: int = 300
+    kl_weight: float = 0.001  # of k3 to the policy at the start; 0: no reference
     blend: float = 0.8
     strata: Callable[[multi_turn.Turns], Array] = lookup.calls
     compare: Callable[..., Array] = by_strata
 
 
-EMBEDDED = {"steps": 20, "eval_every": 2, "learning_rate": 1e-3, "prompts_per_step": 8}
+EMBEDDED = {"steps": 20, "eval_every": 2, "learning_rate": 1e-3, "prompts_per_step": 8, "kl_weight": 0.0}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"blend": 0.0},
@@ -103,13 +105,15 @@ def build(settings: Settings) -> Plan:
 
     method = partial(
         episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=called,
+        kl_weight=settings.kl_weight,
         diagnostics=lambda logp, entropy, batch: {"calls/mean": declared(Called, batch.extras).calls},
     )  # fmt: skip
+    extras = episode_methods.reference_for(settings.kl_weight)
     if settings.data:
-        return multi_turn_plan.make_plan(settings, method)
+        return multi_turn_plan.make_plan(settings, method, extras=extras)
     arena = lookup.make_lookup()
     measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(base, (Stage(method(arena), settings.steps),), measure)
+    return Plan(base, (Stage(method(arena), settings.steps, extras),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

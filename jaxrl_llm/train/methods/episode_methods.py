@@ -22,7 +22,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import referred
+from jaxrl_llm.train.plan import keep_reference, no_extras, referred
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
 
 
@@ -75,7 +75,7 @@ def make_grpo(
     settings: Any,
     *,
     advantages: Callable[..., Array] = builders.per_response(group_normalized_advantages),
-    kl_weight: float | None = None,
+    kl_weight: float = 0.0,
     trained: Callable[[Trajectories], Trajectories] = lambda rows: rows,
     row_extras: Callable[..., dict[str, Array]] | None = None,
     diagnostics: Callable[..., dict[str, Array]] | None = None,
@@ -86,17 +86,17 @@ def make_grpo(
     Args:
       settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
       advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``builders``.
-      kl_weight: of k3 to the policy in the stage's ``extras``, see ``plan.keep_reference``; None: no reference.
+      kl_weight: of k3 to the policy in the stage's ``extras``, see ``reference_for``; 0: no reference.
       trained: the rows as the loss shall see them, for example with another mask.
     """
     policy = tasks.policy
-    against = {} if kl_weight is None else {"reference": referred}
+    against = {"reference": referred} if kl_weight else {}
     whole = builders.make_estimate(policy, advantages, row_extras=row_extras, **against)
 
     def divergence(logp, entropy, batch):
         return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
 
-    extra_terms = None if kl_weight is None else divergence
+    extra_terms = divergence if kl_weight else None
     parts = {
         "estimate": lambda params, extras, rows, rewards: whole(params, extras, trained(rows), rewards),
         "loss": builders.make_policy_loss(
@@ -107,6 +107,11 @@ def make_grpo(
         "group_size": settings.group_size,
     }
     return learned_from_episodes(tasks, **parts | slots)
+
+
+def reference_for(kl_weight: float) -> Callable[[Params, Key], dict[str, Any]]:
+    """The ``extras`` of a stage of ``make_grpo``: the policy that it begins with, where that is its reference."""
+    return keep_reference if kl_weight else no_extras
 
 
 def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: Any = None, **weights: Any) -> Array:
