@@ -14,7 +14,7 @@ Measure:   true reward on uniform prompts, of which a quarter have the 3 that no
            with it alone (ood/gold); reward model of 65536 labels, 10 % flipped
            (gate: rm/accuracy 0.8, rm/within 0.5). soup and parent are not trained. eval/kl is to theta_a. The
            secondary part at eval/kl 4 asks whether the gain is more than a longer way. Equal updates and rollouts.
-Run:       python -m experiments.preference.salsa
+Run:       python -m experiments.preference.salsa [--world lists, where an item counts once]
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from experiments.parts import preference_strings, strings
+from experiments.parts import preference_strings, shopping_lists, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
@@ -77,6 +77,7 @@ ARMS = {
     "soup": {"begin": from_reference, "stages": 0},
     "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "begin": from_reference, "stages": 0},
 }
+WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS}
 METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/within")
 CURVES = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "reward/mean", "policy/entropy")
 BED = experiment.Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/within", 0.5)))

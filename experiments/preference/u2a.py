@@ -16,7 +16,7 @@ Measure:   true reward of four samples on each of 512 fresh prompts, perplexity 
            half of them harmless text with duplicates. unlearn/bad: the share of the weight that lies on the half that
            is bad, of which random has one half. At 1.5 nats and at 1, where it was read before, runs of random
            had ended. 8 seeds, equal updates.
-Run:       python -m experiments.preference.u2a
+Run:       python -m experiments.preference.u2a [--world lists, where an item counts once]
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.parts import preference_strings, strings
+from experiments.parts import preference_strings, shopping_lists, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import negatives
@@ -88,6 +88,7 @@ ARMS = {
     "npo": {"weigh": negatives.uniform, "bounded": 0.1},
     "dpo": {"learn": from_pairs},
 }
+WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS}
 METRICS = ("eval/gold", "eval/perplexity", "eval/unseen", "unlearn/used", "unlearn/bad")
 CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/bad", "unlearn/drift")
 

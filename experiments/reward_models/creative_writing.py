@@ -25,7 +25,7 @@ Expect:    eval/utility adversarial > fixed, adversarial > rm_multi and rm_multi
            0.83: play found worse rules there. The bed asks for 0.65, below which a judge is near chance.
 Measure:   true utility and qualities of replies to fresh prompts; each seed plays its own games; equal rollouts; labels
            used: 48 by the judge's reflection and 256 by its reader, 1024 pairs by a reward model.
-Run:       python -m experiments.reward_models.creative_writing
+Run:       python -m experiments.reward_models.creative_writing [--world briefings, where a topic is secret]
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
-from experiments.reward_models.parts import adversarial_rules, attribute_rewards, writing_agents
+from experiments.reward_models.parts import adversarial_rules, attribute_briefings, attribute_rewards, writing_agents
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment, reduce
@@ -75,6 +75,7 @@ ARMS = {
     "one_reading": {"labels": "debate", "arguments": 0},
 }
 BED = experiment.Bed(metric="eval/utility", baseline="fixed", judges=(("adversarial", "judge/agreement", 0.65),))
+WORLDS = {"language": text.LANGUAGE, "briefings": attribute_briefings.BRIEFINGS}
 METRICS = ("eval/utility", "judge/agreement", "eval/varied", "eval/safe", "eval/proxy")
 CURVES = ("eval/utility", "eval/varied", "eval/safe", "eval/length", "kl/ref")
 

@@ -16,7 +16,7 @@ Expect:    pair/accuracy encore > uniform, > anti and > learned; eval/utility of
 Measure:   pairs and prompts that no model saw, judged by the true utility; 8 seeds, each with raters of its own; equal
            updates and rollouts. Heads of two seeds that no record has ranked 0.70 of pairs rightly with equal weights,
            0.72 by encore, 0.75 by encore_05, at a correlation of -0.84.
-Run:       python -m experiments.reward_models.encore
+Run:       python -m experiments.reward_models.encore [--world briefings, where a topic is secret]
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
-from experiments.reward_models.parts import attribute_rewards, combine
+from experiments.reward_models.parts import attribute_briefings, attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
@@ -137,6 +137,7 @@ BED = experiment.Bed(
 )  # fmt: skip
 # weights of ten heads that are as they are move a ranking by 0.05 at most, no matter what the fit has gained before
 D_STAR = {"pair/accuracy": 0.02}
+WORLDS = {"language": text.LANGUAGE, "briefings": attribute_briefings.BRIEFINGS}
 METRICS = ("pair/accuracy", "eval/utility", "rule/correlation", "rule/order", "eval/safe")
 CURVES = ("pair/accuracy", "eval/utility", "eval/proxy", "kl/ref")
 

@@ -15,7 +15,7 @@ Measure:   agreement with gold on fresh pairs in both orders at every r (five ro
            so r = 2 and 4 differ for a judge that thinks briefly), majority of 4 as the parallel alternative, verdicts
            that one more round puts right and spoils; the judge can check a sum, and then learns from careless reports;
            equal updates. A report that never closes its thoughts is wrong at every r.
-Run:       python -m experiments.reward_models.j1
+Run:       python -m experiments.reward_models.j1 [--world machines, whose answers are runs of an automaton]
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
+from experiments.reward_models.parts import judge_machines, judgements, report_judges
 from experiments.reward_models.parts import judge_pairs as toy
-from experiments.reward_models.parts import judgements, report_judges
 from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
@@ -93,6 +93,7 @@ ARMS = {
 # supervision goes on with what it has seen: whether judging can be learned shows on plain reports under RL
 BED = experiment.Bed(metric="eval/accuracy_r0", baseline="rl_plain", judges=(("sft", "eval/accuracy_r0", 0.4),))
 D_STAR = {"eval/slope": 0.04}  # of accuracy where the thoughts become e times as long
+WORLDS = {"sums": toy.SUMS, "machines": judge_machines.MACHINES}
 METRICS = ("eval/accuracy_r0", "eval/accuracy_r4", "eval/slope", "eval/majority_4", "eval/put_right", "eval/spoilt")
 CURVES = ("eval/accuracy_r0", "eval/accuracy_r1", "eval/accuracy_r4", "eval/slope", "eval/tokens_r0", "reward/mean")
 

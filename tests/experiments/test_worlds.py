@@ -27,7 +27,10 @@ def _chosen(module, *words):
     return tasks.over_rows(module, base, given)
 
 
-@pytest.mark.parametrize("slug", FILES)
+DEFAULT = ("rpo", "judgelrm", "safe_grpo")  # one of each type; what traces is slow for the others
+
+
+@pytest.mark.parametrize("slug", [s if s in DEFAULT else pytest.param(s, marks=pytest.mark.slow) for s in FILES])
 def test_a_flag_chooses_what_is_trained_in(slug):
     """The first world is that of ``build``; another one is another program, and its name is part of the settings."""
     module, seen = importlib.import_module(FILES[slug]), {}
