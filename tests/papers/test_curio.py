@@ -10,6 +10,7 @@ from experiments.agents.parts import dialogue
 from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.rollout.turns import multi_turn
 from tests import close
+from tests.close import doubles
 
 ONE, FIRST = jnp.ones((1, 1), bool), jnp.array([0], jnp.int32)
 EVEN, HALF = jnp.full((1, 1, 4), 0.25), jnp.array([[[0.5, 0.5, 0.0, 0.0]]])
@@ -103,13 +104,13 @@ def talks():
     return arena, jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
 
 
-def _say(arena, kind, words, key):
+def _say(arena, kind, words, key, users=dialogue.GUESTS):
     """The replies of one user, and the reward."""
     step = jax.jit(arena.env.step)
     state, replies, answer = arena.env.reset(key, {"kind": jnp.int32(kind)}), "", None
     for word in words:
-        answer = step(state, jnp.asarray([dialogue.ALPHABET.index(word)], jnp.int32), jnp.int32(1))
-        state, replies = answer.state, replies + dialogue.ALPHABET[int(answer.tokens[0])]
+        answer = step(state, jnp.asarray([users.alphabet.index(word)], jnp.int32), jnp.int32(1))
+        state, replies = answer.state, replies + users.alphabet[int(answer.tokens[0])]
     return replies, float(answer.reward), bool(answer.done)
 
 
@@ -129,11 +130,39 @@ def test_questions_tell_and_suggestions_do_not(talks):
     assert _say(arena, 5, ">A", jax.random.key(0)) == ("__", 0.0, True)
     assert _say(arena, 5, "aaaaa", jax.random.key(0))[2], "after the last turn the user leaves"
     with pytest.raises(ValueError, match="turns=1"):
-        dialogue.make_env(1)
+        dialogue.make_env(dialogue.GUESTS, 1)
 
 
-def test_user_models_read_the_dialogue(talks):
-    arena, rows = talks
+def test_pupils_are_told_by_what_they_answer():
+    """Six types of two traits each; some questions are answered truly more often than others."""
+    users = dialogue.PUPILS
+    arena = dialogue.make_dialogue(users)
+    columns = list(zip(*users.has, strict=True))
+    assert len(set(columns)) == users.types and {sum(c) for c in columns} == {2} and sum(users.prior) == doubles(1.0)
+    reset, kind = jax.vmap(arena.env.reset, in_axes=(0, None)), jnp.int32(4)  # traits 1 and 3
+    replies = np.asarray(reset(jax.random.split(jax.random.key(0), 4000), {"kind": kind}).replies)
+    expected = [0.05, 0.9, 0.2, 0.7, 0.95, 0.95, 0.95, 0.95]
+    close.assert_share(replies.mean(axis=(0, 1)), expected, replies[..., 0].size)
+    for seed in range(6):
+        key = jax.random.key(seed)
+        heard, _, done = _say(arena, 4, "abcd", key, users)
+        assert not done and len(heard) == 4 and set(heard) <= set("wxyz1234")
+        named = "ABCDEF"[int(users.guess(jnp.asarray([1 if r in "wxyz" else -1 for r in heard], jnp.int32)))]
+        _, reward, done = _say(arena, 4, "abcd" + named, key, users)
+        assert done and reward == float(named == "E")
+        if heard == "1x3z":
+            assert named == "E"
+
+
+@pytest.mark.parametrize("name", dialogue.KINDS)
+def test_user_models_read_the_dialogue(name):
+    users = dialogue.KINDS[name]
+    arena = dialogue.make_dialogue(users)
+    rows = jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
+    traits, types = users.traits, users.types
+    asks, suggests = users.alphabet[2 : 2 + traits], users.alphabet[2 + traits : 2 + 2 * traits]
+    yes, no = users.alphabet[users.reply : users.reply + traits], users.alphabet[users.reply + traits :]
+    true = [users.true] * traits if isinstance(users.true, float) else users.true
     prompt = arena.train.tokens.shape[1]
     # `play` keeps no turns: they are at every second token
     ends = prompt + 2 * jnp.broadcast_to(jnp.arange(arena.turns, dtype=jnp.int32), (64, arena.turns))
@@ -141,21 +170,21 @@ def test_user_models_read_the_dialogue(talks):
     blank = jnp.zeros(taken.shape, jnp.int32)
     turns = multi_turn.Turns(blank, ends, taken, blank.astype(jnp.float32), blank, taken[:, 0], taken[:, 0])
     rows = rows._replace(extras={f"turns/{name}": x for name, x in turns._asdict().items()})
-    prior = np.asarray([0.3] + [0.1] * 7)
+    prior = np.asarray(users.prior)
     for model, suggested in ((dialogue.exact, (0.95, 0.95)), (dialogue.trusting, (0.97, 0.03))):
-        before, after = model(rows)
-        close.assert_near(before[:, 0], np.broadcast_to(prior, (64, 8)))
+        before, after = model(rows, users)
+        close.assert_near(before[:, 0], np.broadcast_to(prior, (64, types)))
         close.assert_near(before[:, 1:], after[:, :-1])
         for b in range(64):
             belief = prior.copy()
             for k in range(arena.turns):
-                word, reply = (dialogue.ALPHABET[int(rows.tokens[b, prompt + 2 * k + i])] for i in range(2))
-                if bool(taken[b, k]) and word in "abcdef" and reply in "xyz123":
-                    trait = "abcdef".index(word) % 3
-                    sure = (0.9, 0.1) if word in "abc" else suggested
-                    for u in range(8):
-                        chance = sure[0] if (u >> trait) & 1 else sure[1]
-                        belief[u] *= chance if reply in "xyz" else 1 - chance
+                word, reply = (users.alphabet[int(rows.tokens[b, prompt + 2 * k + i])] for i in range(2))
+                if bool(taken[b, k]) and word in asks + suggests and reply in yes + no:
+                    trait = (asks + suggests).index(word) % traits
+                    sure = (true[trait], 1 - true[trait]) if word in asks else suggested
+                    for u in range(types):
+                        chance = sure[0] if users.has[trait][u] else sure[1]
+                        belief[u] *= chance if reply in yes else 1 - chance
                     belief /= belief.sum()
                 close.assert_near(after[b, k], belief)
     assert not np.asarray(rows.mask[:, prompt + 1 :: 2]).any(), "what the user says is not trained on"
