@@ -2,8 +2,7 @@
 
 A question is the state a machine starts in and three inputs; every input is a permutation of the four states, and their
 order counts. An answer writes the states behind the inputs, and the machine goes on from a state that is written wrong.
-A third of the answers errs (half of those to a sum) and half of them have a flaw that anyone can see (there a quarter):
-here looks tell less. What a report is, and how it is scored, stands in ``judge_pairs``.
+Answers err and have flaws as often as those to a sum. What a report is, and how it is scored, stands in ``judge_pairs``.
 """
 
 import jax
@@ -44,19 +43,17 @@ def gold_scores(prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
 
 
 def draw_prompts(key: Array, n: int) -> Int[Array, "N 12"]:
-    """Questions with two answers; a third of the answers err at one step, half have a flaw."""
+    """Questions with two answers; half of the answers err at one step, a quarter have a flaw."""
     keys = jax.random.split(key, 5)
     question = jax.random.randint(keys[0], (n, 4), 0, BASE, jnp.int32)
-    place = jnp.where(
-        jax.random.uniform(keys[1], (n, 2)) < 1 / 3, jax.random.randint(keys[2], (n, 2), 0, STEPS, jnp.int32), STEPS
-    )
+    errs, place = jax.random.uniform(keys[1], (n, 2)) < 0.5, jax.random.randint(keys[2], (n, 2), 0, STEPS, jnp.int32)
     slip = jax.random.randint(keys[3], (n, 2), 1, BASE, jnp.int32)
     state, steps = jnp.broadcast_to(question[:, :1], (n, 2)), []
     for step in range(STEPS):
         state = moved(state, jnp.broadcast_to(question[:, 1 + step, None], (n, 2)))
-        state = jnp.where(place == step, (state + slip) % BASE, state)
+        state = jnp.where(errs & (place == step), (state + slip) % BASE, state)
         steps.append(state)
-    flaw = jnp.where(jax.random.uniform(keys[4], (n, 2)) < 0.5, FLAW, CLEAN).astype(jnp.int32)
+    flaw = jnp.where(jax.random.uniform(keys[4], (n, 2)) < 0.25, FLAW, CLEAN).astype(jnp.int32)
     return jnp.concatenate([question, jnp.stack([*steps, flaw], axis=2).reshape(n, 8)], axis=1)
 
 
