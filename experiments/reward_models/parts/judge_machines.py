@@ -2,7 +2,8 @@
 
 A question is the state a machine starts in and three inputs; every input is a permutation of the four states, and their
 order counts. An answer writes the states behind the inputs, and the machine goes on from a state that is written wrong.
-Answers err and have flaws as often as those to a sum. What a report is, and how it is scored, stands in ``judge_pairs``.
+Answers err and have flaws as often as those to a sum. What a report is, and how it is scored, stands in
+``judge_pairs``.
 """
 
 import jax
@@ -46,7 +47,8 @@ def draw_prompts(key: Array, n: int) -> Int[Array, "N 12"]:
     """Questions with two answers; half of the answers err at one step, a quarter have a flaw."""
     keys = jax.random.split(key, 5)
     question = jax.random.randint(keys[0], (n, 4), 0, BASE, jnp.int32)
-    errs, place = jax.random.uniform(keys[1], (n, 2)) < 0.5, jax.random.randint(keys[2], (n, 2), 0, STEPS, jnp.int32)
+    errs = jax.random.uniform(keys[1], (n, 2)) < 0.5
+    place = jax.random.randint(keys[2], (n, 2), 0, STEPS, jnp.int32)
     slip = jax.random.randint(keys[3], (n, 2), 1, BASE, jnp.int32)
     state, steps = jnp.broadcast_to(question[:, :1], (n, 2)), []
     for step in range(STEPS):
