@@ -5,8 +5,8 @@ prompt is 4 tokens of ``0 .. 3``: the first names the class of the items that ar
 are not (none where both name one class). A response lists 16 items ``4 .. 30`` of class ``token % 4``. ``STYLE`` is
 worth nothing, but in the data better lists show it more often; items ``24 .. 30`` never occur in the data.
 
-To condition on two tokens takes a decoder longer: of four references the true reward is 0.4 to 1.4 after 600 updates and
-0.6 to 1.8 after 1500 (that of the strings is 1.9 after 200). No record was made here yet that is valid.
+To condition on two tokens takes a decoder longer: of four references the true reward is 0.4 to 1.4 after 600 updates
+and 0.6 to 1.8 after 1500 (that of the strings is 1.9 after 200). No record was made here yet that is valid.
 """
 
 from functools import partial
