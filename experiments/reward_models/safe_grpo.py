@@ -14,8 +14,7 @@ Expect:    eval/safe, eval/polite, eval/relevant and eval/actionable multi > bas
            multi; eval/utility multi no worse than ppo and dpo, and above hackable, whose eval/overrated is larger. dpo
            has the learning rate of the online arms, at which it was not tuned: nothing follows from multi - dpo about
            DPO at its best. hackable is no hack here: a long reply without actions is safer after risky prompts, and
-           its true utility is above that of multi (on briefings it is below); harmful, which pays for what does harm, ends
-           below it.
+           its true utility is above that of multi (on briefings below); harmful, which pays for harm, ends below it.
 Measure:   true qualities of replies to fresh prompts, the share of benign prompts refused (no action at all), and by
            how much R exceeds the same mean of true qualities; 8 seeds, equal rollouts of the online arms.
 Run:       python -m experiments.reward_models.safe_grpo [--world briefings, where a topic is secret]
