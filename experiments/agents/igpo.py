@@ -80,8 +80,8 @@ class Settings(multi_turn_plan.Settings):
     credit: Callable[..., Array] = by_turn
 
 
-# groups are small, so that those without a success are common; after 100 steps grpo leaves no room
-EMBEDDED = {"steps": 70, "learning_rate": 1e-3, "prompts_per_step": 16, "group_size": 4, "kl_weight": 0.0}
+# groups are small, so that those without a success are common; after 70 steps grpo leaves no room
+EMBEDDED = {"steps": 50, "learning_rate": 1e-3, "prompts_per_step": 16, "group_size": 4, "kl_weight": 0.0}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"credit": by_episode}, "igpo": {},
