@@ -41,6 +41,8 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     bounds = {"mean": -0.01, "low": -0.03, "high": 0.01, "n": 8}
     record["instrument"] |= {
         "registered_in": "0123456789ab",
+        "first_seed": 100,
+        "tries": 1,
         "withheld": ["-0.1, 8 seeds"],
         "neighbours": [{"side": "lower", "rates": {"igpo": 3e-4, "grpo": 1e-3}, "verdict": "undecided", **bounds}],
         "controls": [{"name": "scrambled", "text": "eval/success, end - start", "bounds": bounds}],
