@@ -211,11 +211,11 @@ def shop_env(shop: Shop, *, nouns: Nouns = content_words, penalty: float = 0.0) 
 
     def step(visit: Visit, text: str) -> TextStepResult:
         action, paid = read_action(text), 0.0
-        buttons = _buttons(shop, visit)
+        buttons = _buttons(shop, visit) if action is not None and action[0] == "click" else {}
         after: Visit | None = visit
         if action is not None and action[0] == "search" and action[1]:
             after = Visit(visit.goal, tuple(shop.search(action[1], HITS)))
-        elif action is not None and action[0] == "click" and action[1] in buttons:
+        elif action is not None and action[1] in buttons:
             after = buttons[action[1]]
         else:
             paid = -penalty

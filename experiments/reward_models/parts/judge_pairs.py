@@ -38,11 +38,16 @@ def parts(prompts: Int[Array, "N 12"]) -> tuple[Int[Array, "N 4"], Int[Array, "N
     return prompts[:, :4], answers[:, :, :3], (answers[:, :, 3] == FLAW) | (answers[:, :, 3] == HINTED + 1)
 
 
-def right_steps(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2 3"]:
-    """Which steps follow from what stands before them, whether or not that is right."""
+def added(before: Int[Array, "*B"], given: Int[Array, "*G"]) -> Int[Array, "*B"]:
+    """The next partial sum."""
+    return (before + given) % BASE
+
+
+def right_steps(prompts: Int[Array, "N 12"], *, moved: Callable[[Array, Array], Array] = added) -> Bool[Array, "N 2 3"]:
+    """Which steps follow from what stands before them, whether or not that is right; ``moved`` is how."""
     question, steps, _ = parts(prompts)
     before = jnp.concatenate([jnp.broadcast_to(question[:, None, :1], steps[:, :, :1].shape), steps[:, :, :-1]], axis=2)
-    return steps == (before + question[:, None, 1:]) % BASE
+    return steps == moved(before, question[:, None, 1:])
 
 
 def principle(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
@@ -63,15 +68,22 @@ def gold_scores(prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
     return (10 - loss - 3 * flawed.astype(jnp.int32)).astype(jnp.float32)
 
 
-def draw_prompts(key: Array, n: int) -> Int[Array, "N 12"]:
+def worked_sums(
+    question: Int[Array, "N 4"], errs: Bool[Array, "N 2"], place: Int[Array, "N 2"], slip: Int[Array, "N 2"]
+) -> Int[Array, "N 2 3"]:
+    """The steps of two answers; those that err are off by ``slip`` from the step ``place`` on."""
+    wrong = errs[:, :, None] & (jnp.arange(STEPS, dtype=jnp.int32)[None, None, :] >= place[:, :, None])
+    return (truth(question)[:, None, :] + jnp.where(wrong, slip[:, :, None], 0)) % BASE
+
+
+def draw_prompts(key: Array, n: int, *, worked: Callable[..., Array] = worked_sums) -> Int[Array, "N 12"]:
     """Questions with two answers; half of the answers err at one step, a quarter have a flaw."""
     keys = jax.random.split(key, 5)
     question = jax.random.randint(keys[0], (n, 4), 0, BASE, jnp.int32)
     errs = jax.random.uniform(keys[1], (n, 2)) < 0.5
     place = jax.random.randint(keys[2], (n, 2), 0, STEPS, jnp.int32)
     slip = jax.random.randint(keys[3], (n, 2), 1, BASE, jnp.int32)
-    wrong = errs[:, :, None] & (jnp.arange(STEPS, dtype=jnp.int32)[None, None, :] >= place[:, :, None])
-    steps = (truth(question)[:, None, :] + jnp.where(wrong, slip[:, :, None], 0)) % BASE
+    steps = worked(question, errs, place, slip)
     flaw = jnp.where(jax.random.uniform(keys[4], (n, 2)) < 0.25, FLAW, CLEAN).astype(jnp.int32)
     answers = jnp.concatenate([steps, flaw[:, :, None]], axis=2).reshape(n, 8)
     return jnp.concatenate([question, answers], axis=1)
