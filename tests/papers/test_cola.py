@@ -26,7 +26,8 @@ def test_every_seed_draws_and_learns_its_own_codes():
     plans = [cola.build(dataclasses.replace(BASE, learn_steps=2, **cola.ARMS[x])) for x in ("cola", "marginal")]
     assert plans[0].init is plans[1].init, "of one seed they are those of all arms with such codes"
     first, again, other = (plans[0].init(jax.random.key(seed)) for seed in (0, 0, 1))
-    assert first["model"] is other["model"] is recipes.bench(BASE).model.params
+    assert first["model"] is other["model"], "nothing copies the frozen model for a seed"
+    jax.tree.map(np.testing.assert_array_equal, first["model"], recipes.bench(BASE).model.params)
     for part in ("inverse", "merge", "codes", "policy"):
         jax.tree.map(np.testing.assert_array_equal, first[part], again[part])
         gap = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first[part], other[part])
@@ -86,7 +87,8 @@ def _first_token_reward(rows):
 @pytest.mark.slow
 def test_arms_differ_in_what_they_act_on():
     token, even = (cola.build(dataclasses.replace(BASE, **cola.ARMS[name])) for name in ("token", "random_codes"))
-    assert token.init(jax.random.key(0)) is recipes.bench(BASE).model.params and token.stages
+    jax.tree.map(np.testing.assert_array_equal, token.init(jax.random.key(0)), recipes.bench(BASE).model.params)
+    assert token.stages
     params = even.init(jax.random.key(0))
     assert not even.stages and not any(np.asarray(x).any() for x in jax.tree.leaves(params["policy"]))
     form, where = latent_code_tasks.form_of(BASE, cola.how_of(BASE)), jnp.ones((1, 1), jnp.int32)

@@ -105,7 +105,8 @@ def test_a_smaller_model_answers(tmp_path):
     assert pair.large.config.hidden_size > pair.small.config.hidden_size
     assert two_model_relay.make_relay(settings, "nano") is pair, "loaded once"
     alone = two_model_relay.make_relay(settings)
-    assert alone.small is alone.large is recipes.bench(settings).model
+    assert alone.small is alone.large
+    assert alone.large.config == recipes.bench(settings).model.config
     assert two_model_relay.measure_of_pair(settings, answerer="nano") is not two_model_relay.measure_of_pair(settings)
     base = hawkeye.Settings()
     assert (base.model, base.answerer, hawkeye.EMBEDDED["answerer"]) == ("tiny", "", "nano")
