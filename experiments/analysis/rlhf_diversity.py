@@ -42,12 +42,15 @@ class Settings(recipes.Settings):
     reference_steps: int = 250
     reward_steps: int = 600
     beta: float = 0.02
+    critic_steps: int = preference_strings.CRITIC_STEPS
     stages: int = 1  # 0: not trained
     pick: Callable = input_shift.first  # which samples count
     problems: int = 128  # prompts of a measurement
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "reward_steps": 2, "problems": 4}
+SMOKE = {
+    "steps": 2, "eval_every": 2, "reference_steps": 2, "reward_steps": 2, "problems": 4, "critic_steps": 1,
+}  # fmt: skip
 ARMS = {
     "sft": {"stages": 0},
     "ppo": {},
@@ -68,9 +71,10 @@ D_STAR = {"shift/kept": 0.05}  # a quarter of what sft loses
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """One online stage, or none; the measurement has 16 responses to each prompt."""
-    stage = preference_strings.ppo_stage(
+    stages = preference_strings.ppo_stages(
         task, partial(preference_strings.proxy, task), steps=settings.steps, beta=settings.beta,
         learning_rate=settings.learning_rate, prompts=input_shift.trained(task),
+        critic_steps=settings.critic_steps,
     )  # fmt: skip
     start = preference_strings.make_start(
         task, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps,
@@ -78,7 +82,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         behaviour=strings.bound(input_shift.draw_behaviour, task),
     )  # fmt: skip
     measure = strings.bound(input_shift.measure, task, settings.pick, prompts=settings.problems)
-    return experiment.Plan(start, (stage,) * settings.stages, measure)
+    return experiment.Plan(start, stages * settings.stages, measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -15,7 +15,7 @@ Expect:    eval/gold at eval/kl 4: mpo > dpo, mpo > ppo, mpo > sft_ref, mpo > re
 Measure:   true reward of four samples on each of 512 prompts where each arm is 4 nats from the start, and on the way;
            reward model of 65536 pairs of the same law (gates: rm/accuracy 0.8, rm/within 0.5; mpo is not 4 nats away
            when PPO begins). Equal updates: PPO takes two of its 64 responses a rollout, so its stages have half the
-           rollouts that DPO has batches of 32.
+           rollouts that DPO has batches of 32; its critic learns alone on 20 before.
 Run:       python -m experiments.preference.mpo
 """
 
@@ -55,9 +55,11 @@ class Settings(recipes.Settings):
     anchor: Callable = preference_strings.policy_of  # of the second stage: its own start
     beta: float = 0.1
     beta_kl: float = 0.05
+    critic_steps: int = preference_strings.CRITIC_STEPS
 
 
 SMOKE = {
+    "critic_steps": 1,
     "first_steps": 1,
     "steps": 1,
     "eval_every": 1,
@@ -126,20 +128,20 @@ def make_prompts(task: Preferences, kind: str) -> Callable | None:
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
-    """Two stages, of pairs or of reward."""
+    """Two stages, of pairs or of reward; before the first of reward its critic is warmed up."""
     common = {"learning_rate": settings.learning_rate, "anchor": settings.anchor}
     kinds = {
-        "d": lambda updates: preference_strings.preference_stage(
+        "d": lambda updates, begins: (preference_strings.preference_stage(
             task, partial(preference.dpo_loss, beta=settings.beta),
             make_pairs(task, settings.pairs, settings.low, settings.high),
             rows_per_step=settings.rows_per_step,
             steps=updates,
             **common,
-        ),
-        "p": lambda updates: preference_strings.ppo_stage(
+        ),),
+        "p": lambda updates, begins: preference_strings.ppo_stages(
             task, partial(preference_strings.centred_proxy, task), beta=settings.beta_kl,
             prompts=make_prompts(task, settings.prompts), steps=max(1, updates // UPDATES),
-            updates_per_rollout=UPDATES, **common,
+            updates_per_rollout=UPDATES, critic_steps=settings.critic_steps if begins else 0, **common,
         ),
     }  # fmt: skip
     start = preference_strings.make_start(
@@ -150,7 +152,8 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         draw_pairs=strings.bound(labelled, task),
     )
     updates = (settings.first_steps, settings.steps)
-    stages = tuple(kinds[kind](number) for kind, number in zip(settings.stages, updates, strict=True))
+    parts = enumerate(zip(settings.stages, updates, strict=True))
+    stages = sum((kinds[kind](number, kind not in settings.stages[:i]) for i, (kind, number) in parts), ())
     number = preference_strings.evaluated(task)
     measure = strings.bound(preference_strings.measure_within, task, evaluated=number)
     return experiment.Plan(start, stages, measure)

@@ -16,7 +16,8 @@ Expect:    judge/accuracy and eval/gold: generative > bt; judge/inconsistency: g
 Measure:   true reward on fresh prompts at eval/kl 4, and how often samples beat the anchor in it. All judges start from
            one model that was trained on the behaviour and read the same 8192 labels, 10 % flipped; one that orders
            less than 0.75 of fresh pairs rightly makes the bed invalid. Equal rollouts, 512
-           prompts x 4 samples an evaluation; generative_group makes one update of a rollout, the others two.
+           prompts x 4 samples an evaluation; generative_group makes one update of a rollout, the others two, after 20
+           more rollouts of 64 on which their critic learns alone.
 Run:       python -m experiments.preference.pairwise_rl
 """
 
@@ -35,16 +36,18 @@ UPDATES = 2  # a rollout, of the arms with a critic
 
 def with_critic(task: Preferences, reward, settings):
     """PPO: critic, GAE, clip."""
-    return preference_strings.ppo_stage(
+    return preference_strings.ppo_stages(
         task, reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
-        rollouts_per_step=64, updates_per_rollout=UPDATES,
+        rollouts_per_step=64, updates_per_rollout=UPDATES, critic_steps=settings.critic_steps,
     )  # fmt: skip
 
 
 def with_group(task: Preferences, reward, settings):
     """Four responses a prompt, compared with each other."""
-    return preference_strings.reward_stage(
-        task, reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate
+    return (
+        preference_strings.reward_stage(
+            task, reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate
+        ),
     )
 
 
@@ -59,11 +62,12 @@ class Settings(recipes.Settings):
     judge_steps: int = 800
     judge: str = "generative"
     worth: Callable | None = ranking.win_logit  # None: the scalar itself, with what its labels leave open
-    learn: Callable = with_critic  # the stage, of a reward and the settings
+    learn: Callable = with_critic  # the stages, of a reward and the settings
+    critic_steps: int = preference_strings.CRITIC_STEPS
     beta: float = 0.05
 
 
-SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "judge_steps": 2}
+SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "judge_steps": 2, "critic_steps": 1}
 ARMS = {
     "bt": {"judge": "bt", "worth": None},
     "generative": {},
@@ -82,7 +86,7 @@ BED = experiment.Bed(
 
 
 def build(settings: Settings, task: Preferences = pair_judges.STRINGS) -> experiment.Plan:
-    """One online stage whose reward is the judge's opinion of a response against the anchor."""
+    """Online stages whose reward is the judge's opinion of a response against the anchor."""
     score = pair_judges.KINDS[settings.judge][0]
 
     def reward(params, prompts, responses):
@@ -92,9 +96,9 @@ def build(settings: Settings, task: Preferences = pair_judges.STRINGS) -> experi
         both = [score(task, params["judge"], prompts, *x) for x in ((responses, anchor), (anchor, responses))]
         return settings.worth(*both)
 
-    stage = settings.learn(task, reward, settings)
+    stages = settings.learn(task, reward, settings)
     start = pair_judges.make_start(task, settings.judge, settings.reference_steps, settings.judge_steps)
-    return experiment.Plan(start, (stage,), strings.bound(pair_judges.measure, task, settings.judge))
+    return experiment.Plan(start, stages, strings.bound(pair_judges.measure, task, settings.judge))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -92,12 +92,12 @@ def by_reward(settings: "Settings", task: Preferences) -> experiment.Plan:
             "tokens/trained": jnp.asarray(float(batch[1].size), jnp.float32),
         }
 
-    online = preference_strings.ppo_stage(
+    online = preference_strings.ppo_stages(
         task, strings.bound(fitted_reward, task), steps=max(1, settings.steps // PPO_UPDATES), beta=BETA_KL,
-        learning_rate=settings.policy_rate, updates_per_rollout=PPO_UPDATES,
+        learning_rate=settings.policy_rate, updates_per_rollout=PPO_UPDATES, critic_steps=settings.critic_steps,
     )  # fmt: skip
     init = strings.bound(with_fitted, task, start_of(settings, task))
-    stages = (pair_table_stage(settings, task, loss), online)
+    stages = (pair_table_stage(settings, task, loss), *online)
     return experiment.Plan(init, stages, strings.bound(measure_reward, task, settings))
 
 
@@ -110,6 +110,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 3e-4
     reference_steps: int = 200
     reward_steps: int = 100
+    critic_steps: int = preference_strings.CRITIC_STEPS
     pairs: int = 128
     pairs_per_step: int = 32
     pair_loss: Callable | None = None  # of labelled pairs alone
@@ -120,7 +121,8 @@ class Settings(recipes.Settings):
     policy_rate: float = 1e-3  # of PPO
 
 
-SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 8, "pairs_per_step": 4}
+SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 8, "pairs_per_step": 4,
+         "critic_steps": 1}  # fmt: skip
 DPO = {"pair_loss": partial(preference.dpo_loss, beta=BETA)}
 ARMS = {
     "dpo": DPO,

@@ -59,10 +59,12 @@ class Settings(recipes.Settings):
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
     begin: Callable = from_a  # where the policy starts
+    critic_steps: int = preference_strings.CRITIC_STEPS
     stages: int = 1  # 0: only measured
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "tuning_steps": 2, "reward_steps": 2, "labels": 64}
+SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "tuning_steps": 2, "reward_steps": 2, "labels": 64,
+         "critic_steps": 1}  # fmt: skip
 ARMS = {
     "ref_a": {"weights": (1.0, 0.0, 0.0, 0.0)},
     "salsa": {},
@@ -166,13 +168,13 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         raise UserError(f"--lora {settings.lora}: this paper averages whole models, which adapters are not; drop it")
     start = make_models(task, settings.reference_steps, settings.tuning_steps, settings.reward_steps, settings.labels)
     anchor = make_anchor(settings.weights)
-    stage = preference_strings.ppo_stage(
+    stages = preference_strings.ppo_stages(
         task, partial(preference_strings.proxy, task), steps=settings.steps, beta=settings.beta,
-        learning_rate=settings.learning_rate, anchor=anchor,
+        learning_rate=settings.learning_rate, anchor=anchor, critic_steps=settings.critic_steps,
         prompts=task.seen(task.draw_prompts(jax.random.key(0), 1024)),
     )  # fmt: skip
     return experiment.Plan(
-        settings.begin(start, anchor), (stage,) * settings.stages, strings.bound(measure, task, settings.weights)
+        settings.begin(start, anchor), stages * settings.stages, strings.bound(measure, task, settings.weights)
     )
 
 

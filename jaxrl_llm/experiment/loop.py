@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import Keeping, SeedRun, given_start, shared_start
 from jaxrl_llm.experiment.results import ArmResult, pack, plain
-from jaxrl_llm.run.records.health import Health
+from jaxrl_llm.run.records import health
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import fused, offline
@@ -176,6 +176,7 @@ def run_arm(
     """
     started, every = time.monotonic(), settings.eval_every
     total = sum(stage.steps for stage in plan.stages)
+    follow = partial(_follow, total=total, most_skipped=most_skipped, silent=_silent(plan, settings))
     if plan.on_host or mesh or keeping is not None:
         stop, temperature = Stop(), getattr(settings, "temperature", 1.0)
         kept = (keeping or Keeping())._replace(most_skipped=most_skipped)
@@ -183,14 +184,14 @@ def run_arm(
         seed_run = partial(SeedRun, every=every, mesh=mesh, keeping=kept, temperature=temperature, start=start)
         shared = seed_run(plan) if plan.of_seed is None else None
         runs = ((shared or seed_run(plans.of_seed(plan, seed))).run(seed, stop) for seed in seeds)
-        curves = _joined([_follow(run, total, alone=True, most_skipped=most_skipped) for run in runs])
+        curves = _joined([follow(run, alone=True) for run in runs])
     elif plan.of_seed is not None:
         own = ((plans.of_seed(plan, seed), seed) for seed in seeds)
         runs = (_run_fused(one, [seed], every, _compiled(plans.measured(one))) for one, seed in own)
-        curves = _joined([_follow(run, total, alone=False, most_skipped=most_skipped) for run in runs])
+        curves = _joined([follow(run, alone=False) for run in runs])
     else:
         stretches = _run_fused(plan, seeds, every, _compiled(plans.measured(plan)))
-        curves = _follow(stretches, total, alone=False, most_skipped=most_skipped)
+        curves = follow(stretches, alone=False)
     return ArmResult(
         settings=plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}),
         seeds=list(seeds),
@@ -205,9 +206,15 @@ def run_arm(
     )
 
 
-def _follow(stretches, total: int, *, alone: bool, most_skipped: int) -> _Curves:
+def _silent(plan: Plan, settings: Any) -> tuple[str, ...]:
+    """Figures of training that say nothing of this arm; without a limit to raise, responses have one length."""
+    sizes = [stage.method.group_size for stage in plan.stages if hasattr(stage.method, "group_size")]
+    return health.silent_of(group_size=min(sizes, default=1), limited=hasattr(settings, "max_new_tokens"))
+
+
+def _follow(stretches, *, total: int, alone: bool, most_skipped: int, silent: tuple[str, ...]) -> _Curves:
     """Collects a run and shows its progress; ``alone``: one seed without the seed axis."""
-    curves, streak, watch = _Curves(), Streak(most_skipped), Health()
+    curves, streak, watch = _Curves(), Streak(most_skipped), health.Health(silent=silent)
     with progress(total, every=1) as shown:
         for step, metrics, measured in stretches:
             if alone:

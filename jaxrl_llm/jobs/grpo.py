@@ -337,7 +337,8 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
     """Evaluates, trains, evaluates again, reports; the exit code."""
     started, settings = time.monotonic(), found.settings
     plan, threads = build(found, pool), durable.check_workers(settings.workers)[1]
-    watch, stop = health.Health(), Stop(f"stopped; {record.how_to_resume(run)}")
+    watch = health.Health(silent=health.silent_of(group_size=settings.group_size))
+    stop = Stop(f"stopped; {record.how_to_resume(run)}")
 
     def see(step: int, row: dict[str, float]) -> None:
         bar.step(step, {name: row[key] for name, key in SHOWN.items() if key in row})

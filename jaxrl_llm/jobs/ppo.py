@@ -4,8 +4,8 @@ Run: jaxrl ppo --model DIR --data FILE.jsonl [--gae length_adaptive_gae_advantag
 
 The critic is a head on the policy's own hidden states (``train.methods.actor_critic``): one number a state, by the
 clipped or, ``--value-loss squared_value_loss``, the plain squared error; or a distribution over bins, by
-``--value-loss categorical_value_loss --value-args low=0 high=1``. Left out of VAPO are its
-warm-up of the critic and its imitation of right responses.
+``--value-loss categorical_value_loss --value-args low=0 high=1``. ``--critic-warmup N`` trains it alone first, on the
+responses of the policy as it begins. Left out of VAPO is its imitation of right responses.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
+import optax
 
 from jaxrl_llm import advantages, losses
 from jaxrl_llm.errors import UserError
@@ -22,8 +23,8 @@ from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import named
 from jaxrl_llm.run.method import LOSS, adamw, looks_at_all
-from jaxrl_llm.train.methods.actor_critic import Read, make_actor_critic_loss, make_value_estimate
-from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.train.methods.actor_critic import Read, make_actor_critic_loss, make_critic_loss, make_value_estimate
+from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import TokenTerms
 
 GAE = ("rewards", "values", "bootstrap", "mask")
@@ -42,6 +43,8 @@ class Settings(DrawnSettings):
     value_loss: str = "clipped_value_loss"  # a function of jaxrl_llm.losses of values or logits, or MODULE:FUNCTION
     value_args: tuple[str, ...] = ()  # its settings, for example clip=0.5; of categorical_value_loss low=0 high=1
     value_bins: int = 51  # outputs of a critic whose loss takes logits: its bins between low and high
+    critic_warmup: int = 0  # steps before those of --steps in which the critic learns alone, of undiscounted returns
+    critic_learning_rate: float = 1e-5  # of its warm-up
     reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
     inner_epochs: int = 1  # updates on every rollout
     learning_rate: float = 1e-6
@@ -106,9 +109,14 @@ def build(settings: Settings) -> Plan:
     if settings.inner_epochs < 1 or settings.value_weight < 0:
         raise UserError(f"--inner-epochs {settings.inner_epochs} must be at least 1, and --value-weight "
                         f"{settings.value_weight} not negative")  # fmt: skip
+    if settings.critic_warmup < 0 or settings.critic_learning_rate <= 0:
+        raise UserError(f"--critic-warmup {settings.critic_warmup} must not be negative, and --critic-learning-rate "
+                        f"{settings.critic_learning_rate} positive")  # fmt: skip
     worth, read = value_loss(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
     policy, heat = found.model.policy, settings.temperature
+    slots = {"actor": recipes.model_of, "updates_per_rollout": settings.inner_epochs,
+             "max_grad_norm": settings.max_grad_norm or None}  # fmt: skip
     online = recipes.make_online(
         settings,
         found,
@@ -117,12 +125,21 @@ def build(settings: Settings) -> Plan:
             policy, token_loss=loss, value_loss=worth, value_weight=settings.value_weight, temperature=heat, read=read
         ),
         tx=adamw(settings, settings.steps * settings.inner_epochs),
-        actor=recipes.model_of,
-        updates_per_rollout=settings.inner_epochs,
-        max_grad_norm=settings.max_grad_norm or None,
+        **slots,
         whole_batch="its loss looks at all tokens of a step" if looks_at_all(loss, LOSS) else "",
     )
     plan = recipes.one_stage(settings, found, online)._replace(on_host=True)
+    if settings.critic_warmup:
+        alone = recipes.make_online(
+            settings,
+            found,
+            estimate=make_value_estimate(policy, lam=1.0, temperature=heat, read=read),
+            loss=make_critic_loss(policy, value_loss=worth, read=read),
+            tx=optax.adam(settings.critic_learning_rate),
+            trained="value",
+            **slots,
+        )
+        plan = plan._replace(stages=(Stage(alone, settings.critic_warmup), *plan.stages))
     return recipes.with_heads(found, plan if measure is None else plan._replace(measure=measure),
                               value=1 if read is None else settings.value_bins)  # fmt: skip
 

@@ -1,5 +1,7 @@
 """PPO as a command: its critic learns, and advantages are any of rewards and values."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,7 @@ def run(out, *words):
         *(pytest.param(words, marks=pytest.mark.slow) for words in (
             ("--gae", "n_step_returns", "--gae-args", "steps=4"), ("--loss", "gspo_loss"),
             ("--gae", "lambda_returns", "--reward", "tests.jobs.test_online_dpo:even"), ("--lora", "2"),
-            ("--value-loss", "squared_value_loss"),
+            ("--value-loss", "squared_value_loss"), ("--critic-warmup", "2", "--inner-epochs", "2"),
             ("--value-loss", "categorical_value_loss", "--value-args", "low=0", "high=1", "targets=hl_gauss",
              "--value-bins", "7"),
         )),
@@ -51,6 +53,8 @@ def test_two_steps(words, tmp_path):
         (["--inner-epochs", "0"], "--inner-epochs 0 must be at least 1"),
         (["--value-loss", "categorical_value_loss"], "needs --value-args low=... high=..."),
         (["--value-loss", "categorical_value_loss", "--value-args", "low=1", "high=0"], "low the smaller"),
+        (["--critic-warmup", "-1"], "--critic-warmup -1 must not be negative"),
+        (["--critic-learning-rate", "0"], "--critic-learning-rate 0.0 positive"),
         (["--value-loss", "reinforce_loss"], "takes logp, advantages, which this command has not"),
         (["--value-loss", "clipped_value_los"], "did you mean clipped_value_loss"),
     ],
@@ -60,6 +64,18 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
         main(["ppo", "--smoke", "--out", str(tmp_path), *words])
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and said in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_critic_learns_alone_before_the_policy_moves(tmp_path):
+    changes = {"critic_warmup": 3, "critic_learning_rate": 1e-3, "value_loss": "categorical_value_loss",
+               "value_args": ("low=0", "high=1"), "value_bins": 7}  # fmt: skip
+    plan = ppo.build(dataclasses.replace(ppo.Settings(), **ppo.EMBEDDED | ppo.SMOKE | changes))
+    assert [(stage.steps, stage.method.trained) for stage in plan.stages] == [(3, "value"), (2, "")]
+    found = run(tmp_path, "--critic-warmup", "3", "--critic-learning-rate", "1e-3")
+    assert found.curves["loss/total"]["step"][-1] == 5 and found.updates == 5
+    unmoved = [row[:2] for name, curve in found.curves.items() if name.startswith("eval/") for row in curve["values"]]
+    assert all(first == second for first, second in unmoved), "measured at 0 and at step 2 of the warm-up"
 
 
 def test_advantages_are_those_that_were_named():

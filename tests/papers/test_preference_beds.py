@@ -224,7 +224,7 @@ def test_a_quarter_of_the_updates_come_before_the_last_stage():
     for name in ("mpo", "dpo", "ppo", "reversed"):
         plan = mpo.build(dataclasses.replace(mpo.Settings(), **mpo.ARMS[name]))
         steps[name] = [stage.steps for stage in plan.stages]
-    assert steps == {"mpo": [50, 75], "dpo": [50, 150], "ppo": [25, 75], "reversed": [50, 75]}
+    assert steps == {"mpo": [50, 20, 75], "dpo": [50, 150], "ppo": [20, 25, 75], "reversed": [50, 20, 75]}
     assert mpo.BED.stages == (("mpo", "first_steps"),)
 
 
@@ -232,12 +232,17 @@ def test_a_quarter_of_the_updates_come_before_the_last_stage():
 def test_ppo_draws_the_prompts_of_its_stage():
     params = preference_strings.make_start(toy.STRINGS, reference_steps=1, reward_steps=1)(jax.random.key(0))
     wanted = jnp.asarray([[2, 1, 1, 1]], jnp.int32)
-    stage = preference_strings.ppo_stage(
+    warm, stage = preference_strings.ppo_stages(
         toy.STRINGS, partial(preference_strings.proxy, toy.STRINGS), steps=1, beta=0.1,
         learning_rate=1e-3, rollouts_per_step=8,
         prompts=lambda params, key: jnp.tile(wanted, (1024, 1)),
     )  # fmt: skip
     extras = stage.extras(params, jax.random.key(1))
+    state = online.init_state(warm.method, params, jax.random.key(2), extras=extras)
+    for _ in range(2):
+        state, _ = online.iterate(warm.method, state)
+    moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), state.params, params)
+    assert min(jax.tree.leaves(moved.pop("value"))) > 0 and max(jax.tree.leaves(moved)) == 0, "the critic alone"
     state = online.init_state(stage.method, params, jax.random.key(2), extras=extras)
     drawn = online.begin(stage.method, state)
     assert (drawn.trajectories.tokens[:, :4] == wanted).all()

@@ -54,6 +54,16 @@ def test_a_run_that_learns_hears_nothing():
     assert health.judged([{"step": 1}, FINE | {"length/truncated_fraction": None}]).summary() == []
 
 
+def test_one_response_a_prompt_is_no_group():
+    """And where nothing ends a response, all are as long as they can be."""
+    figures = FINE | {"group/degenerate_fraction": 1.0, "length/truncated_fraction": 1.0}
+    silent = health.silent_of(group_size=1, limited=False)
+    watch = health.Health(silent=silent)
+    assert not any(watch.see(figures) for _ in range(9)) and health.judged([figures] * 9, silent).summary() == []
+    assert len(health.judged([figures] * 9, health.silent_of(group_size=2)).summary()) == 2
+    assert any("exactly 0" in line for _ in range(3) for line in watch.see(figures | {"grad/norm": 0.0}))
+
+
 def rollout(mask, ids=(0, 0, 1, 1)):
     grid = jnp.asarray(mask, jnp.int32)
     line = jnp.zeros(4, jnp.int32)

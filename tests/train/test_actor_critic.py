@@ -14,7 +14,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import fused
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.online import init_state
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Batch, Policy, Rewards
 from tests import close
 
 SETTINGS = recipes.OnlineSettings(
@@ -99,3 +99,32 @@ def test_it_runs_in_the_fused_loop():
     state, metrics = fused.run(online, init_state(online, jax.tree.map(jnp.copy, params), jax.random.key(0)), 2)
     assert np.isfinite(metrics["loss/total"]).all() and metrics["value/value_error"].shape == (2,)
     assert recipes._of_model(recipes.make_measure(SETTINGS)) is plan.measure  # arms share one program
+
+
+def test_the_critic_alone_moves_its_head_and_nothing_below():
+    """Two rows of states ``E[token]``: V_t = w . E[token before] + b, loss and gradient by a loop in float64."""
+    rng = np.random.default_rng(0)
+    tokens, mask = rng.integers(0, 6, (2, 5)), np.array([[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]], bool)
+    states, weight, targets = rng.normal(size=(6, 3)), rng.normal(size=(3, 1)), rng.normal(size=(2, 5))
+    policy = Policy(*[None] * len(Policy._fields))._replace(
+        hidden=lambda model, tokens, positions, segment_ids: model["states"][tokens]
+    )
+    single, empty = jnp.float32, jnp.zeros((2, 5), jnp.float32)
+    batch = Batch(
+        jnp.asarray(tokens, jnp.int32), jnp.ones((2, 5), jnp.int32), jnp.tile(jnp.arange(5, dtype=jnp.int32), (2, 1)),
+        jnp.asarray(mask), *[empty] * 4, jnp.arange(2, dtype=jnp.int32), jnp.float32(6),
+        {"values": empty, "returns": jnp.asarray(targets, single)},
+    )  # fmt: skip
+    params = {"model": {"states": jnp.asarray(states, single)},
+              "value": {"weight": jnp.asarray(weight, single), "bias": jnp.full((1,), 0.5, single)}}  # fmt: skip
+    loss = actor_critic.make_critic_loss(policy)
+    (got, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
+    want, slope, error = 0.0, np.zeros(3), 0.0
+    for b, t in zip(*np.nonzero(mask), strict=True):
+        before = states[tokens[b, t - 1]]
+        miss = float(before @ weight[:, 0] + 0.5 - targets[b, t])
+        want, slope, error = want + miss**2 / 2 / 6, slope + miss * before / 6, error + abs(miss) / 6
+    close.assert_near(got, want, terms=20, magnitude=2 * want)
+    close.assert_near(gradient["value"]["weight"][:, 0], slope, terms=20, magnitude=4.0)
+    close.assert_near(metrics["value/value_error"], error, terms=20)
+    assert not np.asarray(gradient["model"]["states"]).any()

@@ -17,6 +17,7 @@ PATIENCE = 3  # steps in a row before something is said
 CUT = 0.8  # share of responses out of tokens
 GONE = 0.01  # nats of entropy
 FAILING = 0.5  # share of valid rewards
+EQUAL, TRUNCATED = "group/degenerate_fraction", "length/truncated_fraction"
 
 Figures = dict[str, Any]
 
@@ -49,13 +50,13 @@ def without_empty(
 
 def _equal(figures: Figures) -> str:
     """All groups equal: no advantage, no gradient."""
-    if figures.get("group/degenerate_fraction") != 1.0:
+    if figures.get(EQUAL) != 1.0:
         return ""
     mean = figures.get("reward/mean")
     if mean is None:
         return "no response has a valid reward: the verifier or its processes fail"
     if mean <= 0.0:
-        cut = figures.get("length/truncated_fraction", 0.0)
+        cut = figures.get(TRUNCATED, 0.0)
         if cut > CUT:
             return f"every reward is {mean:g} and {cut:.0%} of the responses are cut: raise --max-new-tokens"
         return (
@@ -71,7 +72,7 @@ def _equal(figures: Figures) -> str:
 
 
 def _cut(figures: Figures) -> str:
-    cut = figures.get("length/truncated_fraction", 0.0)
+    cut = figures.get(TRUNCATED, 0.0)
     if cut <= CUT:
         return ""
     return (
@@ -81,14 +82,14 @@ def _cut(figures: Figures) -> str:
 
 
 def _still(figures: Figures) -> str:
-    if figures.get("grad/norm") != 0.0 or figures.get("group/degenerate_fraction") == 1.0:
+    if figures.get("grad/norm") != 0.0 or figures.get(EQUAL) == 1.0:
         return ""
     return "the gradient is exactly 0 though groups differ: nothing of the batch reaches the loss (masks, clipping)"
 
 
 def _certain(figures: Figures) -> str:
     entropy = figures.get("policy/entropy")
-    if entropy is None or entropy >= GONE or figures.get("group/degenerate_fraction") == 1.0:
+    if entropy is None or entropy >= GONE or figures.get(EQUAL) == 1.0:
         return ""
     return (
         f"the entropy is down to {entropy:.2g} nats a token: the model no longer tries anything else; lower the "
@@ -118,10 +119,15 @@ CONDITIONS: dict[str, Callable[[Figures], str]] = {
 
 
 class Health:
-    """Sees the figures of every step and says what keeps the run from learning, each cause once."""
+    """Sees the figures of every step and says what keeps the run from learning, each cause once.
 
-    def __init__(self, patience: int = PATIENCE):
+    Args:
+      silent: figures that say nothing of this run, ``silent_of`` its settings.
+    """
+
+    def __init__(self, patience: int = PATIENCE, silent: tuple[str, ...] = ()):
         self._patience, self._row, self._said, self._last = patience, dict.fromkeys(CONDITIONS, 0), set(), {}
+        self._silent = silent
         self.steps, self.held = 0, dict.fromkeys(CONDITIONS, 0)
 
     def see(self, figures: Figures, steps: int = 1) -> list[str]:
@@ -130,7 +136,8 @@ class Health:
         Args:
           figures: of a step, or means over ``steps`` of them.
         """
-        figures = {k: v for k, v in figures.items() if isinstance(v, int | float) and math.isfinite(v)}
+        figures = {k: v for k, v in figures.items()
+                   if k not in self._silent and isinstance(v, int | float) and math.isfinite(v)}  # fmt: skip
         self.steps += steps
         lines = []
         for name, condition in CONDITIONS.items():
@@ -150,9 +157,18 @@ class Health:
         return [f"{name} in {self.held[name]} of {self.steps} steps: {self._last[name]}" for name in often]
 
 
-def judged(lines: list[Figures]) -> Health:
+def silent_of(*, group_size: int, limited: bool = True) -> tuple[str, ...]:
+    """The figures that say nothing: one response has none to differ from, and some tasks have responses of one length.
+
+    >>> silent_of(group_size=1, limited=False)
+    ('group/degenerate_fraction', 'length/truncated_fraction')
+    """
+    return (EQUAL,) * (group_size == 1) + (TRUNCATED,) * (not limited)
+
+
+def judged(lines: list[Figures], silent: tuple[str, ...] = ()) -> Health:
     """The health of a run from its records."""
-    health = Health()
+    health = Health(silent=silent)
     for line in lines:
         health.see(line)
     return health

@@ -117,7 +117,9 @@ def report(
         },
         "tokens_per_s": summary(np.median, column(lines, "tokens/per_s")),
         "skipped_updates": sum(column(lines, SKIPPED)),
-        "learned_nothing": (causes := health.judged(lines).summary()),
+        "learned_nothing": (
+            causes := health.judged(lines, health.silent_of(group_size=settings["group_size"])).summary()
+        ),
         "phases": phases(lines),
         "reshard": reshard(lines),
         "rollouts": len(lines) * settings["prompts_per_step"] * settings["group_size"],

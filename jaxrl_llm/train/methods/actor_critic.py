@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import returns, whiten
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.losses.value import clipped_value_loss
+from jaxrl_llm.losses.value import clipped_value_loss, squared_value_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train.methods import packed
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
@@ -131,6 +131,11 @@ def make_value_estimate(
     return estimate
 
 
+def unclipped(values: Array, old_values: Array, targets: Array, mask: Array) -> TokenTerms:
+    """``squared_value_loss`` with the arguments of a clipped one."""
+    return squared_value_loss(values, targets, mask)
+
+
 def all_tokens(batch: Batch) -> Array:
     """Every trained token."""
     return batch.mask
@@ -190,5 +195,41 @@ def make_actor_critic_loss(
             added, figures = extra_loss(params, hidden, batch)
             value, metrics = value + added, metrics | figures
         return value, metrics
+
+    return loss
+
+
+def make_critic_loss(
+    policy: Policy,
+    *,
+    value_loss: Callable[[Array, Array, Array, Array], TokenTerms] = unclipped,
+    read: Read | None = None,
+    reduction: str = "token_mean",
+    length_tokens: int | None = None,
+    head: str = "value",
+) -> Callable[[Params, Batch], tuple[Array, Metrics]]:
+    """The ``loss`` slot of the critic's warm-up: its loss alone, which moves the head and nothing below it.
+
+    A head that says 0 of every state makes advantages that depend on how far the end is and hardly on the reward: the
+    updates until it has learned undo what the policy knows. With targets of ``make_value_estimate(lam=1.0)``.
+
+    From "What's Behind PPO's Collapse in Long-CoT? Value Optimization Holds the Secret", arXiv:2503.01491, section 3.1.
+    Differs from the paper in that its critic is a model of its own, which learns whole.
+
+    Args:
+      value_loss: as in ``make_actor_critic_loss``.
+      read: as in ``score_with_values``.
+    """
+
+    def loss(params, batch):
+        places = (batch.tokens, batch.positions, batch.segment_ids)
+        hidden = jax.lax.stop_gradient(policy.hidden(params["model"], *places, **packed.recorded(batch)))
+        if read is None:
+            values = heads.state_values(params[head], hidden, batch.segment_ids)
+        else:
+            values = heads.of_state_before(heads.apply_head(params[head], hidden), batch.segment_ids)
+        worth = value_loss(values, *declared(Valued, batch.extras), batch.mask)
+        value = reduce.tokens(worth.loss, batch.mask, mode=reduction, total=batch.total, length_tokens=length_tokens)
+        return value, reduce.metrics(worth.aux, batch.mask, prefix="value")
 
     return loss
