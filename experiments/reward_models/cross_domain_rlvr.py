@@ -48,6 +48,7 @@ def small(settings, free):
         error_rate=settings.error_rate,
         worked=False,
         soft=False,
+        steps=settings.judge_steps,
         log=answer_judges.log_of(free),
     )
 
@@ -58,6 +59,7 @@ def small_soft(settings, free):
         error_rate=settings.error_rate,
         worked=False,
         soft=True,
+        steps=settings.judge_steps,
         log=answer_judges.log_of(free),
     )
 
@@ -85,17 +87,20 @@ class Settings(large_judges.Settings):
     judge: Callable = small_soft  # of the settings
     advantages: Callable[..., Array] = over_the_batch
     examples: int = 0  # of the large judge's log; 0: 160,000, of rows of one's own 4,000
+    judge_steps: int = 400  # in which a small judge learns them
     error_rate: float = 0.05
     warm_steps: int = 0
 
 
 EMBEDDED = {
     "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 44,
-    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 36, "examples": 2000,
+    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 36, "examples": 8000,
+    "judge_steps": 1600,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 2, "warm_steps": 2, "examples": 64,
+    "judge_steps": 2,
 }  # fmt: skip
 ARMS = {
     "rule": {"judge": rule},

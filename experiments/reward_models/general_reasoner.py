@@ -115,7 +115,7 @@ class Settings(large_judges.Settings):
 
 EMBEDDED = {
     "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 44,
-    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 60, "examples": 300,
+    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 60, "examples": 1000,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,

@@ -59,15 +59,18 @@ class Settings(recipes.OnlineSettings):
     raised: float = 0.0
     advantages: Callable[..., Array] = group.group_normalized_advantages
     examples: int = 0  # that a generative judge is trained on, in the place of probabilities
+    judge_steps: int = 400  # of its training
 
 
 EMBEDDED = {
     "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 44,
     "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 36, "forget": 0.8,
+    "judge_steps": 1600,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 2, "warm_steps": 2, "filter_from": 1,
+    "judge_steps": 2,
 }  # fmt: skip
 ARMS = {
     "rule": {"how": None, "beta": 0.0},
@@ -83,7 +86,7 @@ ARMS = {
         "raised": 1.0,
         "advantages": group.rloo_advantages,
     },
-    "verifier": {"examples": 2000, "beta": 0.0},
+    "verifier": {"examples": 8000, "beta": 0.0},
 }
 METHOD = "rlpr"
 METRICS = ("eval/accuracy", "eval/pass@2", "filter/kept", "reward/mean")
@@ -122,7 +125,12 @@ def build(settings: Settings) -> experiment.Plan:
     free, size = text_answers.make_free(settings), settings.group_size
     found, policy = free.bench, free.bench.model.policy
     judge = answer_judges.make_generative(
-        max(settings.examples, 1), error_rate=0.0, worked=False, soft=False, log=answer_judges.log_of(free)
+        max(settings.examples, 1),
+        error_rate=0.0,
+        worked=False,
+        soft=False,
+        steps=settings.judge_steps,
+        log=answer_judges.log_of(free),
     )
 
     def reward(params, extras, rows, rewards):
