@@ -75,7 +75,18 @@ METRICS = (
     "rank/worth_longer_is_worse", "rank/worth", "rank/longer_is_worse", "rank/known", "rank/held_out", "eval/polite",
     "eval/utility",
 )  # fmt: skip
-CURVES = ("rank/worth_longer_is_worse", "rank/known", "rank/held_out", "eval/polite", "eval/utility", "kl/ref")
+CURVES = (
+    "rank/worth_longer_is_worse",
+    "rank/worth",
+    "rank/known",
+    "rank/held_out",
+    "eval/polite",
+    "eval/utility",
+    "kl/ref",
+)
+
+# judges are compared by how they rank; what a policy makes of a score that hears no principle is no part of it
+BED = experiment.Bed(metric="rank/worth", baseline="bt", chance=0.5)
 
 
 def draw_ordered(task: Replies, key, n):
