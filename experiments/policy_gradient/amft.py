@@ -67,7 +67,7 @@ class Settings(recipes.OnlineSettings):
 
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 160, "eval_every": 16,
-    "prompts_per_step": 6, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 192,
+    "prompts_per_step": 6, "max_new_tokens": 18, "learning_rate": 4e-4, "eval_problems": 192,
     "elsewhere": with_large_numbers,
 }  # fmt: skip
 SMOKE = {
