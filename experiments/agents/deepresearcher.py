@@ -41,7 +41,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.tools import endpoints, pages
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage, keep_reference
+from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
 
@@ -114,7 +114,9 @@ def build(settings: Settings) -> Plan:
         reader = pages.first_segment if blind else None
         opened = partial(catalog.questions, luck=tuple(luck), reader=reader, change=kept)
         more = {"opened": opened, "more": tool_question.figures, "stages": settings.teach}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
+        return multi_turn_plan.make_plan(
+            settings, partial(method, **slots), extras=episode_methods.reference_for(settings.kl_weight), **more
+        )
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
@@ -123,7 +125,7 @@ def build(settings: Settings) -> Plan:
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
     online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward, formed=noisy_web.well_formed))
-    stage = Stage(online, settings.steps, keep_reference)
+    stage = Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight))
     measure = strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures)
     base = arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps)
     return Plan(base, settings.teach(stage), measure)

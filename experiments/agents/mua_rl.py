@@ -36,7 +36,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage, keep_reference
+from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
 
@@ -116,11 +116,13 @@ def build(settings: Settings) -> Plan:
             "opened": partial(desks.desk, openly=settings.users is retail.outspoken),
             "more": desks.passed(settings),
         }
-        plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
+        plan = multi_turn_plan.make_plan(
+            settings, partial(method, **slots), extras=episode_methods.reference_for(settings.kl_weight), **more
+        )
         return settings.then(plan)
     arena, ground, figures = embedded(settings)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
-    stages = (Stage(online, settings.steps, keep_reference),)
+    stages = (Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)),)
     base = arenas.make_base(arena, steps=settings.base_steps)
     return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=figures)))
 

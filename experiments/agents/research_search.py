@@ -42,7 +42,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.catalog import questions
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage, keep_reference
+from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
 
@@ -94,7 +94,9 @@ def build(settings: Settings) -> Plan:
             raise UserError("arm on_call is of the embedded world; give --arm rag direct research no_mask no_format")
         slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": PLACES[place], "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
+        return multi_turn_plan.make_plan(
+            settings, partial(method, **slots), extras=episode_methods.reference_for(settings.kl_weight), **more
+        )
     arena = settings.make_arena(settings.retrieve)
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
@@ -103,7 +105,7 @@ def build(settings: Settings) -> Plan:
 
     online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward))
     base = arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps)
-    stage = Stage(online, settings.steps, keep_reference)
+    stage = Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight))
     return Plan(base, (stage,), strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures))
 
 
