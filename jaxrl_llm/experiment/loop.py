@@ -207,9 +207,11 @@ def run_arm(
 
 
 def _silent(plan: Plan, settings: Any) -> tuple[str, ...]:
-    """Figures of training that say nothing of this arm; without a limit to raise, responses have one length."""
+    """Figures of training that say nothing of this arm; the embedded worlds set the length of episodes themselves."""
     sizes = [stage.method.group_size for stage in plan.stages if hasattr(stage.method, "group_size")]
-    return health.silent_of(group_size=min(sizes, default=1), limited=hasattr(settings, "max_new_tokens"))
+    world = hasattr(settings, "max_turns") and not getattr(settings, "data", "")
+    limited = hasattr(settings, "max_new_tokens") and not world
+    return health.silent_of(group_size=min(sizes, default=1), limited=limited)
 
 
 def _follow(stretches, *, total: int, alone: bool, most_skipped: int, silent: tuple[str, ...]) -> _Curves:

@@ -76,8 +76,8 @@ def _cut(figures: Figures) -> str:
     if cut <= CUT:
         return ""
     return (
-        f"{cut:.0%} of the responses are cut before their end: raise --max-new-tokens, or give the text that ends an "
-        "answer by --stop; a base model without a chat template may never end one"
+        f"{cut:.0%} of the responses are cut before their end: raise --max-new-tokens, of episodes --max-turns, or "
+        "give the text that ends an answer by --stop; a base model without a chat template may never end one"
     )
 
 
@@ -158,7 +158,7 @@ class Health:
 
 
 def silent_of(*, group_size: int, limited: bool = True) -> tuple[str, ...]:
-    """The figures that say nothing: one response has none to differ from, and some tasks have responses of one length.
+    """The figures that say nothing: one response has none to differ from, and some tasks set its length themselves.
 
     >>> silent_of(group_size=1, limited=False)
     ('group/degenerate_fraction', 'length/truncated_fraction')
