@@ -219,12 +219,12 @@ def test_prompts_of_hard_pairs_are_drawn_again_and_again():
     assert mpo.make_prompts(toy.STRINGS, "any") is None
 
 
-def test_a_quarter_of_the_updates_come_before_the_last_stage():
+def test_few_updates_come_before_the_last_stage():
     steps = {}
     for name in ("mpo", "dpo", "ppo", "reversed"):
         plan = mpo.build(dataclasses.replace(mpo.Settings(), **mpo.ARMS[name]))
         steps[name] = [stage.steps for stage in plan.stages]
-    assert steps == {"mpo": [50, 20, 75], "dpo": [50, 150], "ppo": [20, 25, 75], "reversed": [50, 20, 75]}
+    assert steps == {"mpo": [30, 20, 150], "dpo": [30, 300], "ppo": [20, 15, 150], "reversed": [30, 20, 150]}
     assert mpo.BED.stages == (("mpo", "first_steps"),)
 
 
