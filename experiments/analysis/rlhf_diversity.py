@@ -12,7 +12,7 @@ Equations: per input: 16 responses to one prompt, mean over prompts; across: one
 Left out:  judgements by a language model.
 Expect:    shift/kept: ppo > sft; per_input/ead: ppo < best_of_n; across/ead: ppo < sft; per_input/relative (per input
            over across) ppo < sft: more is lost per input than across.
-Measure:   true reward on 128 prompts like those of training and on the same with a second token that training never
+Measure:   true reward on 512 prompts like those of training and on the same with a second token that training never
            had; shares, for what RL earns is several times what sft has. ppo counts where it is 4 nats from sft, before
            the reward model is exploited; sft and best_of_n have no updates. Reward model of 8192 labels, 10 % flipped
            (gate: rm/accuracy 0.8, rm/within 0.5). A share needs a reward with a zero: of scores of one's own without
@@ -45,7 +45,7 @@ class Settings(recipes.Settings):
     critic_steps: int = preference_strings.CRITIC_STEPS
     stages: int = 1  # 0: not trained
     pick: Callable = input_shift.first  # which samples count
-    problems: int = 128  # prompts of a measurement
+    problems: int = 512  # prompts of a measurement
 
 
 SMOKE = {

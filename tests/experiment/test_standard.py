@@ -205,6 +205,9 @@ def test_noise_is_that_of_the_claim_at_its_budget_and_not_of_the_ends(place):
 
     module = made_module(claim=claim)
     part = claim(results.Results(kept)).primary
+    noise, seen, source = pilot.paired_noise(module, part, results.Results(kept))  # of the pilot, without a record
+    assert noise == doubles(np.std(np.subtract(gold["method"], gold["baseline"]), ddof=1)) and np.isnan(seen)
+    assert source == "the pilot's two seeds"
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps({"arms": results.plain({k: dataclasses.asdict(v) for k, v in kept.items()})}))
     differences = np.subtract(gold["method"], gold["baseline"])

@@ -13,7 +13,7 @@ from scipy import special
 
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim, rule
-from jaxrl_llm.experiment.evidence import beds, controls, provenance, records, store, verdicts
+from jaxrl_llm.experiment.evidence import along, beds, controls, provenance, records, store, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
@@ -99,15 +99,19 @@ def _as_claimed(module: ModuleType, primary: Any, found: Results) -> Any:
     return part if part is not None and part.text == primary.text and part.n > 3 else None
 
 
-def _differences(found: Results, primary: Any) -> np.ndarray:
-    """Per seed, at the ends: of two arms, of one and its own start, or one alone where it is held against a number."""
-    values = found.values(primary.arm, primary.metric)
+def _differences(found: Results, primary: Any, step: along.Along | None = None) -> np.ndarray:
+    """Per seed: of two arms, of one and its own start, or one alone where it is held against a number.
+
+    Args:
+      step: where a budget is spent; None: at the ends.
+    """
+    values = found.values(primary.arm, primary.metric, step=step)
     if primary.than == primary.arm:
         return values - found.curve(primary.arm, primary.metric)[1][:, 0]
     if not primary.than:
         return values
     both = [seed for seed in found.arms[primary.arm].seeds if seed in found.arms[primary.than].seeds]
-    left, right = (found.at_seeds(name, primary.metric, both) for name in (primary.arm, primary.than))
+    left, right = (found.at_seeds(name, primary.metric, both, step=step) for name in (primary.arm, primary.than))
     return left - right
 
 
@@ -115,8 +119,8 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
     """The sd of one seed's paired difference, the effect seen before, and where they are from.
 
     Of the committed record, unless it is withdrawn, where the claim compares its arms or else at their ends; without
-    one the pilot's own sd and no effect: two seeds show none. An effect that was seen and is wider than the interval of
-    all looks can be decided, however small d* is beside the noise.
+    one the pilot's own sd, where a budget is spent that the claim names, and no effect: two seeds show none. An effect
+    that was seen and is wider than the interval of all looks can be decided, however small d* is beside the noise.
     """
     path = arms.record_path(module)
     record, found = results.read(path) if path.is_file() else ({}, None)
@@ -134,7 +138,7 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
                 return float(np.std(values, ddof=1)), effect, "the ends of the committed record"
     if primary.kind == "level" or primary.than not in ran.arms:
         return math.nan, math.nan, "unknown"
-    values = _differences(ran, primary)
+    values = _differences(ran, primary, along.at(primary.budget, primary.spent) if primary.budget else None)
     spread = float(np.std(values, ddof=1)) if np.isfinite(values).all() else math.nan
     share = beds.ceiling_of(primary.metric, beds.Bed()) is not None
     if share:
