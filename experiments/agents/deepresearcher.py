@@ -105,6 +105,7 @@ def build(settings: Settings) -> Plan:
     rewards = {"wrong_reward": settings.wrong_reward, "malformed_reward": settings.malformed_reward}
     reward = partial(shaping.graded_rewards, **rewards)
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    extras = episode_methods.reference_for(settings.kl_weight)
     if settings.data:
         blind = settings.read is noisy_web.first_segment
         day = partial(tool_question.noisy, beginnings=blind)
@@ -114,9 +115,7 @@ def build(settings: Settings) -> Plan:
         reader = pages.first_segment if blind else None
         opened = partial(catalog.questions, luck=tuple(luck), reader=reader, change=kept)
         more = {"opened": opened, "more": tool_question.figures, "stages": settings.teach}
-        return multi_turn_plan.make_plan(
-            settings, partial(method, **slots), extras=episode_methods.reference_for(settings.kl_weight), **more
-        )
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=extras, **more)
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
@@ -125,7 +124,7 @@ def build(settings: Settings) -> Plan:
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
     online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward, formed=noisy_web.well_formed))
-    stage = Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight))
+    stage = Stage(online, settings.steps, extras)
     measure = strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures)
     base = arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps)
     return Plan(base, settings.teach(stage), measure)

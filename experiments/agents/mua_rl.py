@@ -109,6 +109,7 @@ def embedded(settings: Settings) -> tuple[arenas.Arena, arenas.Arena, Callable[.
 def build(settings: Settings) -> Plan:
     """GRPO on whole talks; every arm starts from the same cold start, and is tested with users who hold back."""
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    extras = episode_methods.reference_for(settings.kl_weight)
     if settings.data:
         slots = {"trained": partial(settings.trained, settings.max_new_tokens),
                  "score": partial(desks.served, bonus=settings.bonus)}  # fmt: skip
@@ -116,13 +117,11 @@ def build(settings: Settings) -> Plan:
             "opened": partial(desks.desk, openly=settings.users is retail.outspoken),
             "more": desks.passed(settings),
         }
-        plan = multi_turn_plan.make_plan(
-            settings, partial(method, **slots), extras=episode_methods.reference_for(settings.kl_weight), **more
-        )
+        plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=extras, **more)
         return settings.then(plan)
     arena, ground, figures = embedded(settings)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
-    stages = (Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)),)
+    stages = (Stage(online, settings.steps, extras),)
     base = arenas.make_base(arena, steps=settings.base_steps)
     return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=figures)))
 

@@ -88,15 +88,14 @@ def build(settings: Settings) -> Plan:
     """One online stage on questions of two hops; the base has seen all kinds, played badly."""
     reward = partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    extras = episode_methods.reference_for(settings.kl_weight)
     if settings.data:
         place = settings.retrieve, settings.make_arena
         if place not in PLACES:
             raise UserError("arm on_call is of the embedded world; give --arm rag direct research no_mask no_format")
         slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": PLACES[place], "more": tool_question.figures}
-        return multi_turn_plan.make_plan(
-            settings, partial(method, **slots), extras=episode_methods.reference_for(settings.kl_weight), **more
-        )
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=extras, **more)
     arena = settings.make_arena(settings.retrieve)
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
@@ -105,7 +104,7 @@ def build(settings: Settings) -> Plan:
 
     online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward))
     base = arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps)
-    stage = Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight))
+    stage = Stage(online, settings.steps, extras)
     return Plan(base, (stage,), strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures))
 
 

@@ -41,27 +41,24 @@ def over_the_batch(rewards, group_ids, *, valid):
     return group.batch_whitened(rewards, valid=valid)
 
 
-def small(settings, free):
-    """The distilled judge; ``examples`` of the large one's log, wrong at its rate."""
+def _distilled(settings, free, *, soft):
+    """The judge that learns ``examples`` of the large one's log, wrong at its rate."""
     return answer_judges.make_generative(
         answer_judges.examples_of(settings, free, PUBLISHED),
         error_rate=settings.error_rate,
         worked=False,
-        soft=False,
+        soft=soft,
         steps=settings.judge_steps,
         log=answer_judges.log_of(free),
     )
+
+
+def small(settings, free):
+    return _distilled(settings, free, soft=False)
 
 
 def small_soft(settings, free):
-    return answer_judges.make_generative(
-        answer_judges.examples_of(settings, free, PUBLISHED),
-        error_rate=settings.error_rate,
-        worked=False,
-        soft=True,
-        steps=settings.judge_steps,
-        log=answer_judges.log_of(free),
-    )
+    return _distilled(settings, free, soft=True)
 
 
 def large(settings, free):
