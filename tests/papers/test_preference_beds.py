@@ -391,13 +391,13 @@ def test_a_reward_model_by_the_loss_with_a_judge_and_ppo_against_it():
     params = {name: reference for name in ("policy", "reference")} | {"fitted": fitted}
     better = [preference_strings.reward_of(task, fitted, pairs.prompts, x) for x in (pairs.chosen, pairs.rejected)]
     close.assert_near(want, np.log1p(np.exp(-np.asarray(better[0] - better[1], np.float64))), terms=8)
-    first, second = robust_rlhf.build(settings).stages
+    first, warm_up, second = robust_rlhf.build(settings).stages
     grads = jax.grad(lambda p: first.method.loss(p, {}, batch)[0])(params)
     moved = {name: bool(jnp.any(optax.global_norm(tree) > 0)) for name, tree in grads.items()}
     assert moved == {"policy": False, "reference": False, "fitted": True}
     paid = robust_rlhf.fitted_reward(task, params, pairs.prompts, pairs.chosen)
     np.testing.assert_array_equal(paid, better[0])
-    assert second.method.updates_per_rollout == 2 and robust_rlhf.build(plain).stages[1].steps == second.steps
+    assert second.method.updates_per_rollout == 2 and robust_rlhf.build(plain).stages[2].steps == second.steps
 
 
 def test_a_probe_on_bags_sees_habits_and_no_order():
