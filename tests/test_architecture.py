@@ -216,7 +216,8 @@ BUILDERS = {
     "make_rollout": 1,
     "make_score": 0,
     "make_grpo": 1,
-    "make_plan": 1,
+    "make_plan": 0,
+    "setup_of": 1,
 }
 
 
@@ -227,6 +228,19 @@ def test_a_builder_stands_once():
             if isinstance(node, ast.FunctionDef) and node.name in counts:
                 counts[node.name] += 1
     assert counts == BUILDERS
+
+
+def test_one_wiring_for_embedded_worlds_and_for_files():
+    """Which world it is, ``train.plan.setup_of`` asks; what is built in it is said once. Where a function of an
+    experiment asks whether there is ``data`` it returns that data, and builds nothing."""
+    asked = set()
+    for path in [*PAPERS, *PARTS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                tests = [x.test for x in ast.walk(node) if isinstance(x, ast.If | ast.IfExp)]
+                if any(ast.unparse(test).removeprefix("not ") == "settings.data" for test in tests):
+                    asked.add(f"{path.stem}.{node.name}")
+    assert asked == {"drc_planning.boards_of", "gigpo.similar", "tool_runs._check"}
 
 
 def _switches(path):

@@ -25,13 +25,11 @@ from functools import partial
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import errands, turn_limits
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
-from jaxrl_llm.rollout.host.driver import only_on_host
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 
 MOST_TURNS, NEAR = 40, 17  # of the embedded world, and actions of a plan that is near
 
@@ -85,27 +83,28 @@ CURVES = ("eval/success", "eval/success_far", "eval/turns", "length/mean_tokens"
 BED = experiment.Bed(metric="eval/success", chance=0.0, ceiling=1.0, baseline="long")
 
 
+def embedded(settings: Settings) -> Setup:
+    """Errands on a grid, near and far."""
+    arena = errands.make_errands(turns=MOST_TURNS)
+    slots = {"rollout": arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)}
+    more = errands.by_length(arena, most=NEAR)
+    return arenas.make_setup(arena, steps=settings.base_steps, slots=slots, samples=8, more=more)
+
+
+def own(settings: Settings) -> Setup:
+    """Envs of one's own, whose horizon comes with the acting parameters."""
+    if settings.max_turns < max(settings.turns):
+        raise UserError(f"--max-turns {settings.max_turns} is below --turns {max(settings.turns)}; raise it")
+    return multi_turn_plan.hosted(settings, through=turn_limits.on_host)
+
+
 def build(settings: Settings) -> Plan:
     """One online stage whose rollout reads its horizon off the training step."""
     turns_at = partial(turn_limits.staged_turns, turns=settings.stages(settings.turns), period=settings.period)
-    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
-    extras = episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        if settings.max_turns < max(settings.turns):
-            raise UserError(f"--max-turns {settings.max_turns} is below --turns {max(settings.turns)}; raise it")
-        slots = turn_limits.scheduled(only_on_host, turns_at)
-        return multi_turn_plan.make_plan(
-            settings,
-            lambda tasks, rollout: method(tasks, **slots),
-            extras=extras,
-            through=turn_limits.on_host,
-        )
-    arena = errands.make_errands(turns=MOST_TURNS)
-    rollout = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
-    online = method(arena, **turn_limits.scheduled(rollout, turns_at))
-    more = errands.by_length(arena, most=NEAR)
-    measure = strings.bound(arenas.measure, arena, samples=8, more=more)
-    return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps, extras),), measure)
+    setup = setup_of(settings, embedded, own)
+    slots = turn_limits.scheduled(turns_at=turns_at, **setup.slots)
+    online = episode_methods.make_grpo(setup.tasks, settings, kl_weight=settings.kl_weight, **slots)
+    return setup.plan(Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

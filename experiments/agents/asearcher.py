@@ -42,6 +42,7 @@ from jaxrl_llm.rewards import shaping
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods
+from jaxrl_llm.train.plan import Setup, setup_of
 from jaxrl_llm.types import TokenTerms
 
 
@@ -99,10 +100,32 @@ def agent_of(settings: Settings) -> Callable | None:
     return partial(question_agent.all_harder, chat=chat, rounds=settings.rounds)
 
 
+def embedded(settings: Settings) -> Setup:
+    """Chains of links; what an asynchronous run would do to the samples befalls their weights; its hours are told."""
+    whole, eta, size = many_hops.make_many_hops(), settings.eta, settings.group_size
+    arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size
+    hours = independent_episodes.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
+    return Setup(
+        arena, arenas.make_base(whole, steps=settings.base_steps),
+        strings.bound(many_hops.measure, whole, samples=3, more=hours),
+        slots={"score": many_hops.score, **arenas.swapping_actor(arena, lag=eta, group_size=size)},
+        extras=recipes.lagged_extras(eta),
+    )  # fmt: skip
+
+
+def own(settings: Settings) -> Setup:
+    """Questions to answer with tools, in the asynchronous loop: copies of a model would fill the devices."""
+    setup = multi_turn_plan.hosted(
+        settings, opened=partial(catalog.questions, change=agent_of(settings)), turns=settings.turns,
+        slots={"score": tool_question.score_by_form(partial(shaping.graded_rewards, wrong_reward=0.0))},
+        more=tool_question.figures,
+    )  # fmt: skip
+    return setup._replace(fields=setup.fields | {"staleness": settings.eta})
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage whose weights are swapped while episodes run."""
     terms = partial(settings.loss, clip=settings.clip, cap=settings.cap)
-    size, eta = settings.group_size, settings.eta
 
     def keep(rows, rewards):
         return settings.keep(rewards.value, rows.group_ids, low=-1.0, high=1.0, valid=rewards.valid)
@@ -111,26 +134,15 @@ def build(settings: Settings) -> experiment.Plan:
         mask = rows.mask & keep(rows, rewards)[:, None]
         return whiten.centred_token_advantages(rewards.value, rows.group_ids, mask, valid=rewards.valid)
 
-    def method(place, **slots):
-        slots |= {"tx": optax.adam(settings.learning_rate), "prompts_per_step": settings.prompts_per_step}
-        loss = builders.make_batch_loss(place.policy, terms, diagnostics=swapped_weights.shown)
-        estimate = builders.make_estimate(place.policy, advantages, keep=keep, row_extras=swapped_weights.noted(eta))
-        return episode_methods.learned_from_episodes(place, estimate=estimate, loss=loss, group_size=size, **slots)
-
-    if settings.data:
-        score = tool_question.score_by_form(partial(shaping.graded_rewards, wrong_reward=0.0))
-        opened = partial(catalog.questions, change=agent_of(settings))
-        more = {"opened": opened, "turns": settings.turns, "more": tool_question.figures}
-        plan = multi_turn_plan.make_plan(settings, partial(method, score=score), **more)
-        return plan._replace(staleness=eta)  # by the loop: copies of a model of one's own would fill the devices
-    whole = many_hops.make_many_hops()
-    arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size
-    online = method(arena, score=many_hops.score, **arenas.swapping_actor(arena, lag=eta, group_size=size))
-    hours = independent_episodes.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
-    measure = strings.bound(many_hops.measure, whole, samples=3, more=hours)
-    base = arenas.make_base(whole, steps=settings.base_steps)
-    stage = experiment.Stage(online, settings.steps, recipes.lagged_extras(eta))
-    return experiment.Plan(base, (stage,), measure)
+    setup = setup_of(settings, embedded, own)
+    loss = builders.make_batch_loss(setup.tasks.policy, terms, diagnostics=swapped_weights.shown)
+    noted = swapped_weights.noted(settings.eta)
+    online = episode_methods.learned_from_episodes(
+        setup.tasks, loss=loss, tx=optax.adam(settings.learning_rate), prompts_per_step=settings.prompts_per_step,
+        estimate=builders.make_estimate(setup.tasks.policy, advantages, keep=keep, row_extras=noted),
+        group_size=settings.group_size, **setup.slots,
+    )  # fmt: skip
+    return setup.plan(experiment.Stage(online, settings.steps, setup.extras))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -38,7 +38,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import actor_critic, episode_methods
-from jaxrl_llm.train.plan import Plan, Stage, keep_reference, referred
+from jaxrl_llm.train.plan import Plan, Setup, Stage, keep_reference, referred, setup_of
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
@@ -84,12 +84,36 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 BED = experiment.Bed(baseline="exact_ent")
 
 
+def embedded(settings: Settings) -> Setup:
+    """Users of a kind, and what a model that knows their lessons believes of them."""
+    users = dialogue.KINDS[settings.domain]
+    arena = dialogue.make_dialogue(users)
+    slots = {"believed": lambda extras, rows, answers: settings.believe(rows, users)}
+    more = {"samples": 4, "more": strings.bound(dialogue.figures, users)}
+    return arenas.make_setup(arena, steps=settings.base_steps, valued=True, slots=slots, **more)
+
+
+def own(settings: Settings) -> Setup:
+    """Users played by a model; the policy as it was in the beginning is the model that believes."""
+    if settings.believe is not dialogue.trusting:
+        raise UserError("arm exact_ent is of the embedded world; leave it out")
+    setup = multi_turn_plan.hosted(
+        settings, start=episode_methods.with_value, part="model", opened=user_simulator.users,
+        more=user_simulator.figures, only=ONLY,
+    )  # fmt: skip
+
+    def believed(extras, rows, answers):
+        return user_simulator.user_beliefs(setup.tasks.policy, referred(extras)["model"], rows, answers)
+
+    return setup._replace(slots=setup.slots | {"believed": believed}, extras=keep_reference)
+
+
 def build(settings: Settings) -> Plan:
     """One online stage of actor and critic on rewards of turns."""
 
-    def method(place, believed, **slots):
+    def method(tasks, believed, **slots):
         def paid(params, extras, rows, rewards):
-            found, answers = multi_turn.turns_of(rows), jax.tree.map(lambda x: x[rows.problem_ids], place.train.answers)
+            found, answers = multi_turn.turns_of(rows), jax.tree.map(lambda x: x[rows.problem_ids], tasks.train.answers)
             counted = found.taken & rewards.valid[:, None]
             if settings.weight == 0:
                 return multi_turn.at_ends(found.reward, found)
@@ -97,32 +121,11 @@ def build(settings: Settings) -> Plan:
             curious = settings.intrinsic(before, after, answers["kind"], counted, gamma=settings.gamma)
             return multi_turn.at_ends(found.reward + settings.weight * curious, found)
 
-        estimate = actor_critic.make_value_estimate(place.policy, token_rewards=paid, gamma=settings.gamma)
-        return episode_methods.make_ppo(place, settings, estimate=estimate, **slots)
+        estimate = actor_critic.make_value_estimate(tasks.policy, token_rewards=paid, gamma=settings.gamma)
+        return episode_methods.make_ppo(tasks, settings, estimate=estimate, **slots)
 
-    if settings.data:
-        if settings.believe is not dialogue.trusting:
-            raise UserError("arm exact_ent is of the embedded world; leave it out")
-
-        def own(place, **slots):
-            def believed(extras, rows, answers):
-                return user_simulator.user_beliefs(place.policy, referred(extras)["model"], rows, answers)
-
-            return method(place, believed, **slots)
-
-        more = {
-            "opened": user_simulator.users,
-            "more": user_simulator.figures,
-            "extras": keep_reference,
-            "only": ONLY,
-        }
-        return multi_turn_plan.make_plan(settings, own, start=episode_methods.with_value, part="model", **more)
-    users = dialogue.KINDS[settings.domain]
-    arena = dialogue.make_dialogue(users)
-    online = method(arena, lambda extras, rows, answers: settings.believe(rows, users))
-    start = arenas.make_valued_base(arena, steps=settings.base_steps)
-    measure = strings.bound(arenas.measure, arena, samples=4, part="model", more=strings.bound(dialogue.figures, users))
-    return Plan(start, (Stage(online, settings.steps),), measure)
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps, setup.extras))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

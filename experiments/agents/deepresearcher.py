@@ -41,16 +41,16 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.tools import endpoints, pages
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Trajectories
 
 
-def taught(stage: Stage, hosted=None) -> tuple[Stage, ...]:
+def taught(stage: Stage) -> tuple[Stage, ...]:
     """RL."""
     return (stage,)
 
 
-def untaught(stage: Stage, hosted=None) -> tuple[Stage, ...]:
+def untaught(stage: Stage) -> tuple[Stage, ...]:
     """The model as it is: no episode is played to change nothing."""
     return ()
 
@@ -100,22 +100,14 @@ BED = experiment.Bed(
 CURVES = ("eval/exact", "eval/f1", "eval/f1_2", "eval/searches", "eval/formed", "reward/mean", "policy/entropy")
 
 
-def build(settings: Settings) -> Plan:
-    """One online stage on the web of the arm; every arm is measured on the noisy one."""
+def rewarded(settings: Settings) -> Callable[..., Array]:
+    """The reward of an answer by its F1."""
     rewards = {"wrong_reward": settings.wrong_reward, "malformed_reward": settings.malformed_reward}
-    reward = partial(shaping.graded_rewards, **rewards)
-    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
-    extras = episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        blind = settings.read is noisy_web.first_segment
-        day = partial(tool_question.noisy, beginnings=blind)
-        luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
-        slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
-        kept = closed_book.left_out(settings)
-        reader = pages.first_segment if blind else None
-        opened = partial(catalog.questions, luck=tuple(luck), reader=reader, change=kept)
-        more = {"opened": opened, "more": tool_question.figures, "stages": settings.teach}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=extras, **more)
+    return partial(shaping.graded_rewards, **rewards)
+
+
+def embedded(settings: Settings) -> Setup:
+    """The web of the arm; every arm is measured on the noisy one."""
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
@@ -123,11 +115,34 @@ def build(settings: Settings) -> Plan:
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward, formed=noisy_web.well_formed))
-    stage = Stage(online, settings.steps, extras)
-    measure = strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures)
-    base = arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps)
-    return Plan(base, settings.teach(stage), measure)
+    score = multi_hop.score_by_f1(rewarded(settings), formed=noisy_web.well_formed)
+    return Setup(
+        arena, arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps),
+        strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures),
+        slots={"rollout": rollout, "score": score},
+    )  # fmt: skip
+
+
+def own(settings: Settings) -> Setup:
+    """Questions to answer with tools, whose luck is that of the arm in training and that of the web in the test."""
+    blind = settings.read is noisy_web.first_segment
+    day = partial(tool_question.noisy, beginnings=blind)
+    luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
+    opened = partial(
+        catalog.questions, luck=tuple(luck), reader=pages.first_segment if blind else None,
+        change=closed_book.left_out(settings),
+    )  # fmt: skip
+    score = tool_question.score_by_form(rewarded(settings))
+    slots = {"score": score, "trained": multi_turn_plan.trained(settings)}
+    return multi_turn_plan.hosted(settings, opened=opened, slots=slots, more=tool_question.figures)
+
+
+def build(settings: Settings) -> Plan:
+    """One online stage on the web of the arm; every arm is measured on the noisy one."""
+    setup = setup_of(settings, embedded, own)
+    online = episode_methods.make_grpo(setup.tasks, settings, kl_weight=settings.kl_weight, **setup.slots)
+    stage = Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight))
+    return setup.plan(*settings.teach(stage))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

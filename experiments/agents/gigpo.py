@@ -30,7 +30,6 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import errands, keydoor_arena, similar_situations
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.errors import UserError
@@ -38,7 +37,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage, no_extras
+from jaxrl_llm.train.plan import Plan, Setup, Stage, no_extras, setup_of
 from jaxrl_llm.types import Trajectories, declared
 
 
@@ -145,19 +144,26 @@ def world_of(settings: Settings) -> arenas.Arena:
     return keydoor_arena.make_keydoor()
 
 
+def embedded(settings: Settings) -> Setup:
+    """A world of places."""
+    arena, valued = world_of(settings), settings.normalise is None
+    return arenas.make_setup(arena, steps=settings.base_steps, valued=valued, samples=16)
+
+
+def own(settings: Settings) -> Setup:
+    """With a value head where there is a critic."""
+    critic = {"start": episode_methods.with_value, "part": "model"} if settings.normalise is None else {}
+    return multi_turn_plan.hosted(settings, **critic)
+
+
 def build(settings: Settings) -> Plan:
     """One online stage."""
     critic = settings.normalise is None
     ppo = partial(episode_methods.make_ppo, settings=settings, group_size=settings.group_size)
     method = ppo if critic else by_groups(settings)
     extras = no_extras if critic else episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        valued = {"start": episode_methods.with_value, "part": "model"} if critic else {}
-        return multi_turn_plan.make_plan(settings, method, extras=extras, **valued)
-    arena = world_of(settings)
-    base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
-    measure = strings.bound(arenas.measure, arena, samples=16, part="model" if critic else "")
-    return Plan(base, (Stage(method(arena), settings.steps, extras),), measure)
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps, extras))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

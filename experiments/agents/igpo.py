@@ -28,7 +28,6 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.envs import tool_question
@@ -36,7 +35,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.train.methods import answer_probability, episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import declared
 
 
@@ -93,20 +92,8 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "turn/signal", "policy/en
 D_STAR = {"eval/success": 0.05}  # one episode in twenty: less changes no choice between methods
 
 
-def build(settings: Settings) -> Plan:
-    """One online stage; the rollout also notes what the policy thought of the right answer before each action."""
-
-    def signal(logp, entropy, batch):
-        return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
-
-    credit = {"advantages": partial(settings.credit, settings), "diagnostics": signal}
-    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight, **credit)
-    extras = episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        noted, opened = lambda *x, **y: answer_probability.with_chances(method(*x, **y)), catalog.questions
-        return multi_turn_plan.make_plan(
-            settings, noted, extras=extras, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
-        )
+def embedded(settings: Settings) -> Setup:
+    """Facts to look up; the rollout notes the chance of the right one before each action."""
     arena = lookup.make_lookup()
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
@@ -116,8 +103,30 @@ def build(settings: Settings) -> Plan:
         chance = arenas.answer_chances(arena, params, rows, lookup.right_answers(tasks))
         return rows._replace(extras=rows.extras | answer_probability.Likely(chance)._asdict())
 
-    measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(base, (Stage(method(arena, rollout=rollout), settings.steps, extras),), measure)
+    slots = {"rollout": rollout, "noted": lambda online: online}
+    return arenas.make_setup(arena, steps=settings.base_steps, slots=slots, samples=8)
+
+
+def own(settings: Settings) -> Setup:
+    """Questions with their right answers, whose chances are computed after the rollout."""
+    opened = partial(catalog.questions, golds=True)
+    slots = {"noted": answer_probability.with_chances}
+    return multi_turn_plan.hosted(settings, opened=opened, slots=slots, more=tool_question.figures, only=ONLY)
+
+
+def build(settings: Settings) -> Plan:
+    """One online stage; its rows also say what the policy thought of the right answer before each action."""
+
+    def signal(logp, entropy, batch):
+        return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
+
+    def method(tasks, noted, **slots):
+        credit = {"advantages": partial(settings.credit, settings), "diagnostics": signal}
+        return noted(episode_methods.make_grpo(tasks, settings, kl_weight=settings.kl_weight, **credit, **slots))
+
+    setup = setup_of(settings, embedded, own)
+    online = method(setup.tasks, **setup.slots)
+    return setup.plan(Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

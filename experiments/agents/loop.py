@@ -28,7 +28,6 @@ from jaxtyping import Array
 
 from experiments.agents.parts import apis, imitation
 from experiments.agents.parts import arena as arenas
-from experiments.parts import strings
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
@@ -38,13 +37,13 @@ from jaxrl_llm.losses.sequence import loop_loss
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
 from jaxrl_llm.train.methods import builders, episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Batch, Policy, declared
 
 
 def reinforced(settings, arena, method) -> Stage:
     """RL."""
-    return Stage(method(arena, score=apis.returns), settings.steps)
+    return Stage(method(arena), settings.steps)
 
 
 def rejection(settings, arena, method) -> Stage:
@@ -142,11 +141,25 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
     return {"estimate": builders.make_estimate(policy, values, **options), "loss": loss}
 
 
+def embedded(settings: Settings) -> Setup:
+    """Programs of interfaces."""
+    return arenas.make_setup(
+        apis.make_apis(), steps=settings.base_steps, valued=settings.advantages is None, slots={"score": apis.returns},
+        samples=4, figures=apis.figures,
+    )  # fmt: skip
+
+
+def own(settings: Settings) -> Setup:
+    """AppWorld's environments."""
+    if settings.learn is rejection:
+        raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")
+    critic = {"start": episode_methods.with_value, "part": "model"} if settings.advantages is None else {}
+    return multi_turn_plan.hosted(settings, **critic, **catalog.APPWORLD)
+
+
 def build(settings: Settings) -> Plan:
     """Several updates on the same episodes; or imitation."""
     settings = settings.spend(settings)
-    critic = settings.advantages is None
-    part, first = ("model", episode_methods.with_value) if critic else ("", multi_turn_plan.as_loaded)
     clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
     episodes = settings.prompts_per_step * settings.group_size
     if episodes % settings.minibatches:
@@ -157,21 +170,15 @@ def build(settings: Settings) -> Plan:
         "minibatches": settings.minibatches, "divisor": partial(reduce.denominator, mode="seq_mean"),
     }  # fmt: skip
 
-    def method(place, **slots):
+    def method(tasks, **slots):
         slots |= several | {"group_size": settings.group_size}
-        if critic:
-            return episode_methods.make_ppo(place, settings, token_loss=clip, reduction="seq_mean", **slots)
+        if settings.advantages is None:
+            return episode_methods.make_ppo(tasks, settings, token_loss=clip, reduction="seq_mean", **slots)
         slots["enough"] = lambda metrics: jnp.abs(metrics["kl/episode"]) > settings.kl_bound
-        return episode_methods.make_grpo(place, settings, **by_group(settings, place.policy), **slots)
+        return episode_methods.make_grpo(tasks, settings, **by_group(settings, tasks.policy), **slots)
 
-    if settings.data and settings.learn is rejection:
-        raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")
-    if settings.data:
-        return multi_turn_plan.make_plan(settings, method, start=first, part=part, **catalog.APPWORLD)
-    arena = apis.make_apis()
-    measure = strings.bound(arenas.measure, arena, samples=4, part=part, figures=apis.figures)
-    base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
-    return Plan(base, (settings.learn(settings, arena, method),), measure)
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(settings.learn(settings, setup.tasks, partial(method, **setup.slots)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -26,17 +26,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from jaxtyping import Array
-
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import desks, retail, telecom
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Trajectories
 
 
@@ -97,33 +94,33 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 BED = experiment.Bed(metric="eval/pass1", baseline="no_mask")
 
 
-def embedded(settings: Settings) -> tuple[arenas.Arena, arenas.Arena, Callable[..., dict[str, Array]]]:
-    """The embedded world of a domain, what is trained on in it, and how it is measured."""
+def embedded(settings: Settings) -> Setup:
+    """The shop or the telephone company; trained with the users of the arm, tested with users who hold back."""
     if settings.domain == "retail":
-        arena = retail.make_retail()
-        return arena, retail.to_train(arena, settings.users, bonus=settings.bonus), retail.figures
-    arena = telecom.make_telecom()
-    return arena, telecom.to_train(arena, settings.users, bonus=settings.bonus), telecom.figures
+        arena, to_train, figures = retail.make_retail(), retail.to_train, retail.figures
+    else:
+        arena, to_train, figures = telecom.make_telecom(), telecom.to_train, telecom.figures
+    slots = {"trained": partial(settings.trained, arena.new_tokens)}
+    setup = arenas.make_setup(arena, steps=settings.base_steps, slots=slots, samples=8, figures=figures)
+    return setup._replace(tasks=to_train(arena, settings.users, bonus=settings.bonus))
+
+
+def own(settings: Settings) -> Setup:
+    """A desk of tau-bench's kind, whose user a model plays."""
+    slots = {
+        "trained": partial(settings.trained, settings.max_new_tokens),
+        "score": partial(desks.served, bonus=settings.bonus),
+    }
+    opened = partial(desks.desk, openly=settings.users is retail.outspoken)
+    return multi_turn_plan.hosted(settings, opened=opened, slots=slots, more=desks.passed(settings))
 
 
 def build(settings: Settings) -> Plan:
     """GRPO on whole talks; every arm starts from the same cold start, and is tested with users who hold back."""
-    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
-    extras = episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        slots = {"trained": partial(settings.trained, settings.max_new_tokens),
-                 "score": partial(desks.served, bonus=settings.bonus)}  # fmt: skip
-        more = {
-            "opened": partial(desks.desk, openly=settings.users is retail.outspoken),
-            "more": desks.passed(settings),
-        }
-        plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=extras, **more)
-        return settings.then(plan)
-    arena, ground, figures = embedded(settings)
-    online = method(ground, trained=partial(settings.trained, arena.new_tokens))
-    stages = (Stage(online, settings.steps, extras),)
-    base = arenas.make_base(arena, steps=settings.base_steps)
-    return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=figures)))
+    setup = setup_of(settings, embedded, own)
+    online = episode_methods.make_grpo(setup.tasks, settings, kl_weight=settings.kl_weight, **setup.slots)
+    stage = Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight))
+    return settings.then(setup.plan(stage))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -42,7 +42,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.catalog import questions
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Trajectories
 
 
@@ -84,28 +84,41 @@ METRICS = ("eval/f1", "eval/f1_2", "eval/f1_3", "eval/formed", "eval/searches", 
 CURVES = ("eval/f1", "eval/f1_3", "eval/searches", "eval/formed", "reward/mean", "policy/entropy")
 
 
-def build(settings: Settings) -> Plan:
-    """One online stage on questions of two hops; the base has seen all kinds, played badly."""
-    reward = partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
-    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
-    extras = episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        place = settings.retrieve, settings.make_arena
-        if place not in PLACES:
-            raise UserError("arm on_call is of the embedded world; give --arm rag direct research no_mask no_format")
-        slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
-        more = {"opened": PLACES[place], "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=extras, **more)
+def embedded(settings: Settings) -> Setup:
+    """Facts of several hops; the base has seen all kinds, played badly."""
     arena = settings.make_arena(settings.retrieve)
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward))
-    base = arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps)
-    stage = Stage(online, settings.steps, extras)
-    return Plan(base, (stage,), strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures))
+    return Setup(
+        arena, arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps),
+        strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures),
+        slots={"rollout": rollout, "score": multi_hop.score_by_f1(rewarded(settings))},
+    )  # fmt: skip
+
+
+def own(settings: Settings) -> Setup:
+    """Questions to answer with a search."""
+    how = settings.retrieve, settings.make_arena
+    if how not in PLACES:
+        raise UserError("arm on_call is of the embedded world; give --arm rag direct research no_mask no_format")
+    score = tool_question.score_by_form(rewarded(settings))
+    slots = {"score": score, "trained": multi_turn_plan.trained(settings)}
+    return multi_turn_plan.hosted(settings, opened=PLACES[how], slots=slots, more=tool_question.figures)
+
+
+def rewarded(settings: Settings) -> Callable[..., Array]:
+    """The reward of an answer by its F1."""
+    return partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
+
+
+def build(settings: Settings) -> Plan:
+    """One online stage on questions of two hops; the base has seen all kinds, played badly."""
+    setup = setup_of(settings, embedded, own)
+    online = episode_methods.make_grpo(setup.tasks, settings, kl_weight=settings.kl_weight, **setup.slots)
+    return setup.plan(Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -35,7 +35,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.metrics import calibration
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Key, Params, Trajectories
 
 
@@ -64,7 +64,9 @@ def measure(arena: arenas.Arena, params: Params, key: Key, *, samples: int) -> d
     return episode_methods.figures(rows) | {"eval/credit": credit}
 
 
-def told_apart(place: episode_methods.Setup, params: Params, rows: Trajectories, *, chunk: int = 8) -> dict[str, Array]:
+def told_apart(
+    place: episode_methods.HostTasks, params: Params, rows: Trajectories, *, chunk: int = 8
+) -> dict[str, Array]:
     """``eval/credit`` of a world whose places nobody knows: the AUROC of an episode's contributions, of successes.
 
     Args:
@@ -119,34 +121,43 @@ BED = experiment.Bed(
 )  # fmt: skip
 
 
+def fit_of(settings: Settings) -> Callable[..., Stage]:
+    """The fit of the estimator, the same for all arms."""
+    sizes = {"steps": settings.fit_steps, "table": settings.fit_episodes, "learning_rate": settings.fit_rate}
+    return strings.bound(progress_estimator.fit_stage, **sizes)
+
+
+def embedded(settings: Settings) -> Setup:
+    """Errands on a grid; the estimator is fitted in the base, once for all arms."""
+    arena = errands.make_errands()
+    start = progress_estimator.make_start(arena, base_steps=settings.base_steps, fit=fit_of(settings))
+    return Setup(arena, start, strings.bound(measure, arena, samples=8))
+
+
+def own(settings: Settings) -> Setup:
+    """A second model only where something is asked of it; it is fitted first."""
+    if settings.attribute is not learned:
+        return multi_turn_plan.hosted(settings, part="model", start=episode_methods.with_value)
+    start = progress_estimator.with_estimator
+    setup = multi_turn_plan.hosted(settings, part="model", start=start, told=told_apart)
+    fit = fit_of(settings)(setup.tasks, rows_per_step=settings.prompts_per_step, **setup.tables)
+    return setup._replace(first=(fit,))
+
+
 def build(settings: Settings) -> Plan:
     """The estimator fitted to episodes of the base, then PPO on the rewards of turns."""
     weights = {"weight": settings.weight, "grounding": settings.grounding}
-    sizes = {"steps": settings.fit_steps, "table": settings.fit_episodes, "learning_rate": settings.fit_rate}
-    fit = strings.bound(progress_estimator.fit_stage, **sizes)  # the same for all arms
+    setup = setup_of(settings, embedded, own)
 
-    def method(place, **slots):
-        def paid(params, extras, rows, rewards):
-            found = multi_turn.turns_of(rows)
-            counted = found.taken & rewards.valid[:, None]
-            progress = settings.attribute(place, params, rows, rewards, counted)
-            grounded = turns.moved(found.identity, counted)
-            return multi_turn.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
+    def paid(params, extras, rows, rewards):
+        found = multi_turn.turns_of(rows)
+        counted = found.taken & rewards.valid[:, None]
+        progress = settings.attribute(setup.tasks, params, rows, rewards, counted)
+        grounded = turns.moved(found.identity, counted)
+        return multi_turn.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
 
-        return episode_methods.make_ppo(place, settings, token_rewards=paid, **slots)
-
-    def stages(stage, hosted):
-        before = fit(hosted.place, rollout=hosted.rollout, rows_per_step=settings.prompts_per_step)
-        return (before, stage) if settings.attribute is learned else (stage,)
-
-    if settings.data:  # a second model only where something is asked of it
-        parts = {"start": episode_methods.with_value}
-        if settings.attribute is learned:
-            parts = {"start": progress_estimator.with_estimator, "told": told_apart}
-        return multi_turn_plan.make_plan(settings, method, part="model", stages=stages, **parts)
-    arena = errands.make_errands()
-    start = progress_estimator.make_start(arena, base_steps=settings.base_steps, fit=fit)
-    return Plan(start, (Stage(method(arena), settings.steps),), strings.bound(measure, arena, samples=8))
+    online = episode_methods.make_ppo(setup.tasks, settings, token_rewards=paid, **setup.slots)
+    return setup.plan(Stage(online, settings.steps))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,7 +23,6 @@ Run:       python -m experiments.agents.stratified_grpo; at scale --model DIR --
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,14 +30,13 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import declared
 
 
@@ -93,6 +91,11 @@ class Called(NamedTuple):
     calls: Array
 
 
+def embedded(settings: Settings) -> Setup:
+    """Facts to look up, or to guess."""
+    return arenas.make_setup(lookup.make_lookup(), steps=settings.base_steps, samples=8)
+
+
 def build(settings: Settings) -> Plan:
     """One online stage over episodes with one advantage for each."""
 
@@ -103,17 +106,12 @@ def build(settings: Settings) -> Plan:
         count = lookup.calls(multi_turn.turns_of(rows)).astype(jnp.float32)
         return Called(group.per_token(count, rows.mask))._asdict()
 
-    method = partial(
-        episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=called,
-        kl_weight=settings.kl_weight,
-        diagnostics=lambda logp, entropy, batch: {"calls/mean": declared(Called, batch.extras).calls},
+    setup = setup_of(settings, embedded, multi_turn_plan.hosted)
+    online = episode_methods.make_grpo(
+        setup.tasks, settings, advantages=advantages, row_extras=called, kl_weight=settings.kl_weight,
+        diagnostics=lambda logp, entropy, batch: {"calls/mean": declared(Called, batch.extras).calls}, **setup.slots,
     )  # fmt: skip
-    extras = episode_methods.reference_for(settings.kl_weight)
-    if settings.data:
-        return multi_turn_plan.make_plan(settings, method, extras=extras)
-    arena = lookup.make_lookup()
-    measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(base, (Stage(method(arena), settings.steps, extras),), measure)
+    return setup.plan(Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,7 +23,7 @@ Run:       python -m experiments.agents.supo; at scale --model DIR --data FILE -
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -39,7 +39,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.turns import contexts
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.train.methods import builders, episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 
 
 def per_part(rewards: Array, group_ids: Array, present: Array) -> Array:
@@ -88,30 +88,41 @@ CURVES = ("eval/more", "eval/far", "eval/right_summaries", "length/truncated_fra
 BED = experiment.Bed(positive="long")
 
 
-def build(settings: Settings) -> Plan:
-    """One online stage on the sub-trajectories; every arm starts from a base that saw both kinds of contexts."""
-    how = {"rule": settings.rule and settings.rule(settings.summary_tokens), "drop": settings.last_turn == "dropped"}
-    limit, times = settings.context_tokens, (settings.summaries, settings.more_summaries)
+def rules_of(settings: Settings) -> dict[str, Any]:
+    """How a context that is too long is shortened."""
+    return {"rule": settings.rule and settings.rule(settings.summary_tokens), "drop": settings.last_turn == "dropped"}
 
-    def method(place, *, width, **slots):
-        estimate = sub_trajectories.make_split_estimate(
-            place.policy, settings.advantages, keep=settings.keep, most=settings.summaries + 1, width=width
-        )
-        loss = builders.make_policy_loss(place.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
-        return episode_methods.make_grpo(place, settings, estimate=estimate, loss=loss, **slots)
 
-    if settings.data:
-        sight = text_contexts.sight(limit, times, settings.summary_tokens, **how)
-        more = {"opened": catalog.questions, "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, method, sight=sight, **more)
-    arena = ledger.make_ledger()
-    trained, more = (ledger.context_of(limit, count, **how) for count in times)
+def embedded(settings: Settings) -> Setup:
+    """A ledger to keep; measured with as many summaries as in training, and with more."""
+    arena, times = ledger.make_ledger(), (settings.summaries, settings.more_summaries)
+    trained, more = (ledger.context_of(settings.context_tokens, count, **rules_of(settings)) for count in times)
     rollout = ledger.episodes_in_context(arena, trained, arena.train, group_size=settings.group_size)
     width = contexts.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns)
-    online = method(arena, width=width, rollout=rollout)
     base = arenas.make_base(arena, steps=settings.base_steps, played=ledger.make_played())
     measure = strings.bound(ledger.measure, arena, trained, more, samples=4, far=6)
-    return Plan(base, (Stage(online, settings.steps),), measure)
+    return Setup(arena, base, measure, slots={"rollout": rollout, "width": width})
+
+
+def own(settings: Settings) -> Setup:
+    """Questions to answer with tools, in messages."""
+    times = settings.summaries, settings.more_summaries
+    sight = text_contexts.sight(settings.context_tokens, times, settings.summary_tokens, **rules_of(settings))
+    return multi_turn_plan.hosted(settings, sight=sight, opened=catalog.questions, more=tool_question.figures)
+
+
+def build(settings: Settings) -> Plan:
+    """One online stage on the sub-trajectories; every arm starts from a base that saw both kinds of contexts."""
+
+    def method(tasks, *, width, **slots):
+        estimate = sub_trajectories.make_split_estimate(
+            tasks.policy, settings.advantages, keep=settings.keep, most=settings.summaries + 1, width=width
+        )
+        loss = builders.make_policy_loss(tasks.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
+        return episode_methods.make_grpo(tasks, settings, estimate=estimate, loss=loss, **slots)
+
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

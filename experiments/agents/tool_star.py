@@ -34,14 +34,13 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator, imitation, self_critic, tool_runs, two_tools
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 
 
 def critic(settings, arena, online: Stage, **played) -> Stage:
@@ -129,27 +128,28 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 BED = experiment.Bed(metric="eval/success", baseline="accuracy", chance=0.1)
 
 
+def embedded(settings: Settings) -> Setup:
+    """Questions for one tool or for two."""
+    arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence, alone=settings.alone)
+    slots = {"score": two_tools.score_by_conduct(bonus=settings.bonus)}
+    return arenas.make_setup(arena, steps=settings.base_steps, slots=slots, samples=8, more=two_tools.figures)
+
+
+def own(settings: Settings) -> Setup:
+    """Questions to answer with tools of one's own."""
+    if settings.base_steps == 0 or settings.then is imitated or settings.diligence == 0:
+        raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
+                        "give --arm accuracy tool_star no_bonus no_critic two_critics")  # fmt: skip
+    slots = {"score": tool_question.make_multi_score(bonus=settings.bonus)}
+    setup = multi_turn_plan.hosted(settings, opened=catalog.questions, slots=slots, more=tool_question.figures)
+    return setup._replace(tables=setup.tables | {"rows_at_once": settings.critic_rows})
+
+
 def build(settings: Settings) -> Plan:
     """GRPO, the critic or as many steps of GRPO, GRPO; from a base that saw the tools of the arm."""
-    if settings.data:
-        if settings.base_steps == 0 or settings.then is imitated or settings.diligence == 0:
-            raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
-                            "give --arm accuracy tool_star no_bonus no_critic two_critics")  # fmt: skip
-        method = partial(
-            episode_methods.make_grpo, settings=settings, score=tool_question.make_multi_score(bonus=settings.bonus)
-        )
-
-        def stages(half, hosted):
-            played = {"rollout": hosted.rollout, "rows_at_once": settings.critic_rows}
-            return settings.then(settings, hosted.place, half, **played)
-
-        more = {"opened": catalog.questions, "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, method, stages=stages, **more)
-    arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence, alone=settings.alone)
-    measure = strings.bound(arenas.measure, arena, samples=8, more=two_tools.figures)
-    start = arenas.make_base(arena, steps=settings.base_steps)
-    online = episode_methods.make_grpo(arena, settings, score=two_tools.score_by_conduct(bonus=settings.bonus))
-    return Plan(start, settings.then(settings, arena, Stage(online, settings.steps)), measure)
+    setup = setup_of(settings, embedded, own)
+    half = Stage(episode_methods.make_grpo(setup.tasks, settings, **setup.slots), settings.steps)
+    return setup.plan(*settings.then(settings, setup.tasks, half, **setup.tables))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -25,7 +25,6 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
 from jaxrl_llm.experiment import multi_turn_plan
@@ -33,7 +32,7 @@ from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Rewards, Trajectories
 
 
@@ -79,26 +78,40 @@ CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/ent
 BED = experiment.Bed(metric="eval/success", baseline="two_calls", chance=0.1)
 
 
+def embedded(settings: Settings) -> Setup:
+    """Sums and a calculator; the base saw two calls where it saw any."""
+    arena = calculator.make_calculator(calls=settings.calls)
+    seen = calculator.make_calculator(calls=2, code=settings.code)
+    setup = arenas.make_setup(
+        arena, steps=settings.base_steps, slots={"failed": calculator.failed}, samples=8, more=calculator.figures
+    )
+    return setup._replace(init=arenas.make_base(seen, steps=settings.base_steps))
+
+
+def own(settings: Settings) -> Setup:
+    """Questions to answer with tools."""
+    return multi_turn_plan.hosted(
+        settings, opened=partial(catalog.questions, calls=settings.calls), slots={"failed": tool_question.failed},
+        more=tool_question.figures, only=ONLY,
+    )  # fmt: skip
+
+
 def build(settings: Settings) -> Plan:
     """One online stage in the world with so many calls, from a base that saw two where it saw any."""
-    failed = tool_question.failed if settings.data else calculator.failed
 
-    def score(answers, rows):
-        found = multi_turn.episode_rewards(answers, rows)
-        value = shaping.execution_rewards(found.value > 0.5, failed(rows), penalty=settings.penalty)
-        return Rewards(value, found.valid)
+    def method(tasks, failed, **slots):
+        def score(answers, rows):
+            found = multi_turn.episode_rewards(answers, rows)
+            value = shaping.execution_rewards(found.value > 0.5, failed(rows), penalty=settings.penalty)
+            return Rewards(value, found.valid)
 
-    def trained(rows):
-        return rows._replace(mask=settings.trained(rows))
+        def trained(rows):
+            return rows._replace(mask=settings.trained(rows))
 
-    method = partial(episode_methods.make_grpo, settings=settings, trained=trained, score=score)
-    if settings.data:
-        opened = partial(catalog.questions, calls=settings.calls)
-        return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures, only=ONLY)
-    arena = calculator.make_calculator(calls=settings.calls)
-    measure = strings.bound(arenas.measure, arena, samples=8, more=calculator.figures)
-    base = arenas.make_base(calculator.make_calculator(calls=2, code=settings.code), steps=settings.base_steps)
-    return Plan(base, (Stage(method(arena), settings.steps),), measure)
+        return episode_methods.make_grpo(tasks, settings, trained=trained, score=score, **slots)
+
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -20,7 +20,6 @@ Run:       python -m experiments.agents.ufo; at scale --model DIR --data FILE --
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 
 import jax.numpy as jnp
 import optax
@@ -38,7 +37,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
 from jaxrl_llm.train.methods import actor_critic, builders, episode_methods
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 from jaxrl_llm.types import Rewards
 
 
@@ -93,27 +92,40 @@ CURVES = (
 BED = experiment.Bed(metric="eval/success@1", baseline="single", chance=0.2, ceiling=0.4)
 
 
+def embedded(settings: Settings) -> Setup:
+    """Problems that are asked again; the measurement allows all turns."""
+    arena = asked_again.make_asked_again()
+    slots = {"answers_of": asked_again.answers_of}
+    more = {"samples": 16, "more": asked_again.figures}
+    setup = arenas.make_setup(arena, steps=settings.base_steps, valued=True, slots=slots, **more)
+    return setup._replace(tasks=arenas.shortened(arena, settings.turns))
+
+
+def own(settings: Settings) -> Setup:
+    """Rows of the main job, asked again."""
+    return multi_turn_plan.hosted(
+        settings, start=episode_methods.with_value, part="model", opened=catalog.retries, turns=settings.turns,
+        slots={"answers_of": retry_question.answers_of}, more=retry_question.figures, only=ONLY,
+    )  # fmt: skip
+
+
 def build(settings: Settings) -> Plan:
     """One online stage of as many turns as the arm allows; the measurement allows all."""
-    answers_of = retry_question.answers_of if settings.data else asked_again.answers_of
 
-    def score(answers, rows):
-        outcome = multi_turn.episode_rewards(answers, rows)
-        used = jnp.sum(multi_turn.turns_of(rows).taken.astype(jnp.int32), axis=1)
-        early = shaping.early_rewards(outcome.value, used, decay=settings.decay)
-        penalty = shaping.repetition_penalty(*answers_of(rows), weight=settings.repetition)
-        return Rewards(early + penalty, outcome.valid)
+    def method(tasks, answers_of, **slots):
+        def score(answers, rows):
+            outcome = multi_turn.episode_rewards(answers, rows)
+            used = jnp.sum(multi_turn.turns_of(rows).taken.astype(jnp.int32), axis=1)
+            early = shaping.early_rewards(outcome.value, used, decay=settings.decay)
+            penalty = shaping.repetition_penalty(*answers_of(rows), weight=settings.repetition)
+            return Rewards(early + penalty, outcome.valid)
 
-    prompts = round(settings.times * settings.prompts_per_step)
-    sizes = {"prompts_per_step": prompts, "group_size": settings.group_size}
-    method = partial(settings.learn, score=score, tx=optax.adam(settings.learning_rate), **sizes)
-    if settings.data:
-        more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns, "only": ONLY}
-        return multi_turn_plan.make_plan(settings, method, start=episode_methods.with_value, part="model", **more)
-    arena = asked_again.make_asked_again()
-    online = method(arenas.shortened(arena, settings.turns))
-    measure = strings.bound(arenas.measure, arena, samples=16, part="model", more=asked_again.figures)
-    return Plan(arenas.make_valued_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
+        prompts = round(settings.times * settings.prompts_per_step)
+        sizes = {"prompts_per_step": prompts, "group_size": settings.group_size}
+        return settings.learn(tasks, score=score, tx=optax.adam(settings.learning_rate), **sizes, **slots)
+
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -37,7 +37,7 @@ from jaxrl_llm.advantages import selection
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.tools import endpoints
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
 
 
 def exponential(rewards: Array, tau: float) -> Array:
@@ -48,17 +48,13 @@ def best_only(rewards: Array, tau: float) -> Array:
     return (rewards == 1.0).astype(jnp.float32)
 
 
-def regression(settings, hosted=None) -> tuple[Stage, ...]:
+def regression(settings, stage: Callable[..., Stage]) -> tuple[Stage, ...]:
     """Data are collected once, then trained on."""
     how = {"steps": settings.steps, "rows_per_step": settings.rows_per_step, "learning_rate": settings.learning_rate}
-    many, weigh = (settings.searches, settings.candidates), partial(settings.weigh, tau=settings.tau)
-    if hosted is not None:
-        return (workflow_programs.regression_stage(hosted, weigh, searches=many[0], candidates=many[1], **how),)
-    rows = meta_agent.make_rows(many[0], settings.turns, many[1], settings.choose, settings.repairs)
-    return (meta_agent.make_stage(rows, weigh, **how),)
+    return (stage(partial(settings.weigh, tau=settings.tau), **how),)
 
 
-def nothing(settings, hosted=None) -> tuple[Stage, ...]:
+def nothing(settings, stage: Callable[..., Stage]) -> tuple[Stage, ...]:
     return ()
 
 
@@ -106,34 +102,39 @@ METRICS = ("eval/test@10", "eval/test@2", "eval/seed", "eval/runs", "eval/better
 CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/better", "grad/norm")
 
 
-def text_plan(settings: Settings) -> Plan:
+def embedded(settings: Settings) -> Setup:
+    """Executors that are good or bad at something, and a base that scribbles workflows."""
+    sizes = settings.searches, settings.turns, settings.candidates, settings.choose, settings.repairs
+    return Setup(
+        workflows.WORLD, strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps),
+        strings.bound(meta_agent.measure, window=settings.window, repairs=settings.repairs),
+        tables={"stage": partial(meta_agent.make_stage, meta_agent.make_rows(*sizes))},
+    )  # fmt: skip
+
+
+def own(settings: Settings) -> Setup:
     """Searches of a model of one's own, whose repairs are responses beside the turns."""
+    if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
+        raise UserError(
+            "arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best repaired"
+        )
     if settings.repairs < 0:
         raise UserError(f"--repairs {settings.repairs} must not be negative")
     responses, turns = 1 + settings.repairs, (settings.turns, settings.max_turns)
-    more = {
-        "opened": partial(workflow_programs.workflows, turns=turns if settings.repairs else None),
-        "more": partial(workflow_programs.figures, turns=settings.max_turns),
-        "turns": settings.turns * responses,
-        "only": ONLY,
-    }
-    return multi_turn_plan.make_plan(
+    setup = multi_turn_plan.hosted(
         dataclasses.replace(settings, max_turns=settings.max_turns * responses),
-        stages=lambda stage, hosted: settings.teach(settings, hosted), **more,
+        opened=partial(workflow_programs.workflows, turns=turns if settings.repairs else None),
+        more=partial(workflow_programs.figures, turns=settings.max_turns), turns=settings.turns * responses, only=ONLY,
     )  # fmt: skip
+    sizes = {"searches": settings.searches, "candidates": settings.candidates}
+    stage = partial(workflow_programs.regression_stage, setup.tasks, **sizes, **setup.tables)
+    return setup._replace(tables={"stage": stage})
 
 
 def build(settings: Settings) -> Plan:
     """A base that scribbles workflows, then the arm's teaching; measured by searches of its own."""
-    if settings.data:
-        if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
-            raise UserError(
-                "arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best repaired"
-            )
-        return text_plan(settings)
-    base = strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
-    measure = strings.bound(meta_agent.measure, window=settings.window, repairs=settings.repairs)
-    return Plan(base, settings.teach(settings), measure)
+    setup = setup_of(settings, embedded, own)
+    return setup.plan(*settings.teach(settings, **setup.tables))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -125,7 +125,7 @@ def playing(settings) -> Callable[..., plan_probes.Game]:
 
 def stage(settings, loss: Callable[..., Any], steps: int) -> experiment.Stage:
     """Games on training boards, drawn anew for every update."""
-    boards, _ = boards_of(settings)
+    _, boards, _ = boards_of(settings)
     rows = 16 * settings.levels
 
     def table(extras):
@@ -315,7 +315,7 @@ def box_routed(settings, params: Params, level: sokoban.Level, own: plan_probes.
 @lru_cache(maxsize=8)
 def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
     """Everything that is asked of an agent, on boards that it has not trained on."""
-    train, held = boards_of(settings)
+    _, train, held = boards_of(settings)
     fitted_on = jax.tree.map(lambda x: x[: settings.probed], train)
     play, longer = playing(settings), playing(dataclasses.replace(settings, moves=settings.moves + STILL))
 
@@ -350,21 +350,20 @@ def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
     return measure
 
 
-def boards_of(settings) -> tuple[sokoban.Level, sokoban.Level]:
-    """What is trained on, and what is not."""
+def boards_of(settings) -> tuple[int, sokoban.Level, sokoban.Level]:
+    """The side of the boards, what is trained on, and what is not."""
     if settings.data:
-        return sokoban.read(settings.data)[1:]
-    return sokoban.levels(settings.levels, settings.side, settings.boxes)
+        return sokoban.read(settings.data)
+    if not 1 <= settings.boxes <= 4:
+        raise UserError(f"--boxes {settings.boxes} must be from 1 to 4")
+    return settings.side, *sokoban.levels(settings.levels, settings.side, settings.boxes)
 
 
 def build(settings: Settings) -> experiment.Plan:
     """An agent that plays, and the study of it."""
-    if settings.data:
-        side, train, _ = sokoban.read(settings.data)
-        count, boxes = train.goals.shape
-        settings = dataclasses.replace(settings, side=side, levels=count, boxes=boxes)
-    elif not 1 <= settings.boxes <= 4:
-        raise UserError(f"--boxes {settings.boxes} must be from 1 to 4")
+    side, train, _ = boards_of(settings)
+    count, boxes = train.goals.shape
+    settings = dataclasses.replace(settings, side=side, levels=count, boxes=boxes)
     sizes = {"planes": sokoban.PLANES, "side": settings.side, "channels": settings.channels, "depth": settings.depth}
     init = partial(thinking_network.make, **sizes, actions=sokoban.ACTIONS)
     return experiment.Plan(init, settings.learn(settings), make_study(settings))

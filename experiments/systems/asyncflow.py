@@ -36,6 +36,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import Setup, setup_of
 
 WORLD = running_sums.WORLD
 
@@ -78,33 +79,46 @@ def measure(accuracy, flow, params, key):
     return flow(key) | accuracy(params, key)
 
 
+def embedded(settings: Settings) -> Setup:
+    """Running sums."""
+    prompts, score = toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right)
+    groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
+    return Setup(
+        WORLD, strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3),
+        running_sums.measure, slots={"make": partial(strings.learned_from_prompts, WORLD, prompts, score, **groups)},
+    )  # fmt: skip
+
+
+def own(settings: Settings) -> Setup:
+    """Rows of the main job."""
+    found = recipes.bench(settings)
+    make = partial(recipes.make_online, settings, found)
+    return Setup(
+        found.model, lambda key: found.model.params, recipes.make_measure(settings),
+        slots={"make": make, "temperature": settings.temperature},
+        fields={"on_host": found.score is None, "host_score": recipes.host_judge(found, ()), "model": found.model},
+    )  # fmt: skip
+
+
 def build(settings: Settings) -> experiment.Plan:
     """GRPO from a stale policy, and the simulated stages of the arm."""
-    late, same = recipes.lagged_extras(settings.eta), {"temperature": settings.temperature} if settings.data else {}
     sizes = settings.tensor, settings.instances, settings.parts
     flow = streaming_simulator.make_flow(
         settings.simulated, settings.chip, *sizes, settings.division, settings.hand_on, settings.eta
     )
 
-    def method(make, policy):
+    def method(policy, make, **same):
         values = builders.per_response(group.group_normalized_advantages)
         loss = builders.make_policy_loss(policy, clipped_policy_loss, anchor=builders.sampler_anchor, **same)
         estimate, tx = builders.make_estimate(policy, values, **same), optax.adam(settings.learning_rate)
         return make(estimate=estimate, loss=loss, tx=tx, **recipes.lagged_actor(settings.eta))
 
+    setup = setup_of(settings, embedded, own)
+    online = method(setup.tasks.policy, **setup.slots)
+    stage = experiment.Stage(online, settings.steps, recipes.lagged_extras(settings.eta))
     trained = settings.hand_on is streaming_simulator.as_ready  # the others train alike
-    if settings.data:
-        bench = recipes.bench(settings)
-        online = method(partial(recipes.make_online, settings, bench), bench.model.policy)
-        plan = recipes.one_stage(settings, bench, online, extras=late)
-        kept = plan.stages if trained else ()
-        return plan._replace(stages=kept, measure=strings.bound(measure, plan.measure, flow))
-    prompts, score = toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right)
-    groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
-    online = method(partial(strings.learned_from_prompts, WORLD, prompts, score, **groups), WORLD.policy)
-    base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    stages = (experiment.Stage(online, settings.steps, late),) if trained else ()
-    return experiment.Plan(base, stages, strings.bound(measure, running_sums.measure, flow))
+    plan = setup.plan(*((stage,) if trained else ()))
+    return plan._replace(measure=strings.bound(measure, setup.measure, flow))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

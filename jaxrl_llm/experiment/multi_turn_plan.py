@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -27,8 +27,7 @@ from jaxrl_llm.run import catalog
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import open_model
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage, no_extras
+from jaxrl_llm.train.plan import Setup
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 
 ENOUGH = 0.999  # of the most that can be had: what counts as success
@@ -58,24 +57,6 @@ class Settings(recipes.Settings):
 
 
 Opener = Callable[[Any, dict[str, Any], Tokenizer], list[Given]]
-
-
-class Hosted(NamedTuple):
-    """A model in a world of files: the policy and its first weights, what is trained on and held out, and the world."""
-
-    model: job.Model
-    train: Given
-    held: Given
-    world: HostEpisodes  # groups of episodes of the tasks that train
-
-    @property
-    def place(self) -> episode_methods.Setup:
-        """What methods take in the place of an arena."""
-        return episode_methods.Setup(self.model.policy, self.train.problems)
-
-    def rollout(self, params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
-        """The world as the rollout of a stage that makes a table of episodes when it begins."""
-        return self.world.play(params, tokens, valid, keys, problem_ids).trajectories
 
 
 def plays_env(settings: Settings) -> bool:
@@ -136,42 +117,32 @@ def as_loaded(params: Params, key: Key) -> Params:
     return params
 
 
-def alone(stage: Stage | None, hosted: Hosted) -> tuple[Stage, ...]:
-    """Nothing before the online stage, and nothing behind it."""
-    return (stage,)
-
-
-def make_plan(
+def hosted(
     settings: Settings,
-    method: Callable[..., Online] | None = None,
     *,
-    extras: Callable[[Params, Key], dict[str, Any]] = no_extras,
     opened: Opener | None = None,
     start: Callable[[Params, Key], Params] = as_loaded,
     part: str = "",
     turns: int | None = None,
     through: Callable[[HostEpisodes], HostEpisodes] | None = None,
-    stages: Callable[[Stage | None, Hosted], tuple[Stage, ...]] = alone,
+    slots: dict[str, Any] | None = None,
     more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
-    told: Callable[[episode_methods.Setup, Params, Trajectories], dict[str, Array]] | None = None,
+    told: Callable[[episode_methods.HostTasks, Params, Trajectories], dict[str, Array]] | None = None,
     sight: text_contexts.Sight | None = None,
     only: str = "",
-) -> Plan:
-    """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
+) -> Setup:
+    """Episodes in the world of ``settings.data``, from the weights of ``settings.model``.
 
     Args:
-      method: ``(place, rollout=...) -> Online``: ``episode_methods.make_grpo`` with all but the place bound;
-        None where ``stages`` needs no online stage.
-      extras: of the stage.
       opened: as of ``open_place``.
       start: ``(the model's parameters, key) -> those of the method``, with its heads.
       part: where the policy lies in them, if they hold more.
       turns: of an episode that trains, at most; by default, and when measured, ``settings.max_turns``.
       through: the training world as the method's ``actor`` wants it, for example ``turn_limits.on_host``.
-      stages: all stages, of the online one.
+      slots: of the method here, beside its rollout.
       more: ``(episodes, rewards, held-out problems)`` to further figures of the measurement.
-      told: ``(place, parameters, episodes)`` to what other parts of the parameters than the policy say of the episodes.
-      sight: what is seen of episodes at once; ``method`` then gets the ``width`` of the longest sub-trajectory, too,
+      told: ``(tasks, parameters, episodes)`` to what other parts of the parameters than the policy say of the episodes.
+      sight: what is seen of episodes at once; the method then gets the ``width`` of the longest sub-trajectory, too,
         and the contexts of training and of more summaries are both measured (``text_contexts.figures``).
       only: as of ``open_place``.
 
@@ -207,13 +178,15 @@ def make_plan(
         if sight is not None:
             found |= text_contexts.figures(played[0], played[-1], enough=ENOUGH)
         if told is not None:
-            found |= told(episode_methods.Setup(model.policy, held.problems), params, played[0])
+            found |= told(episode_methods.HostTasks(model.policy, held.problems), params, played[0])
         return found if more is None else found | more(played[0], episode_rewards({}, played[0]), held.problems)
 
-    hosted = Hosted(model, train, held, world)
-    parts = {} if sight is None else {"width": width}
-    stage = method and Stage(method(hosted.place, rollout=only_on_host, **parts), settings.steps, extras)
-    return Plan(
-        lambda key: start(model.params, key), stages(stage, hosted), measure, on_host=True,
-        world=world if through is None else through(world), model=model,
+    def table(params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
+        return world.play(params, tokens, valid, keys, problem_ids).trajectories
+
+    known = {"rollout": only_on_host} | ({} if sight is None else {"width": width}) | (slots or {})
+    return Setup(
+        episode_methods.HostTasks(model.policy, train.problems), lambda key: start(model.params, key), measure,
+        slots=known, tables={"rollout": table},
+        fields={"on_host": True, "world": world if through is None else through(world), "model": model},
     )  # fmt: skip

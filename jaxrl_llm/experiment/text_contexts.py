@@ -53,7 +53,7 @@ def text_context(
 
 
 def sight(tokens: int | None, summaries: tuple[int, int], summary_tokens: int, **how: Any) -> Sight:
-    """The ``sight`` of ``multi_turn_plan.make_plan``: summaries so many times in training, and so many when measured.
+    """The ``sight`` of ``multi_turn_plan.hosted``: summaries so many times in training, and so many when measured.
 
     ``how`` is that of ``text_context``.
     """

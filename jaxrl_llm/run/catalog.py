@@ -304,4 +304,4 @@ def completed(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[
     }
 
 
-APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``multi_turn_plan.make_plan``
+APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``multi_turn_plan.hosted``

@@ -112,6 +112,33 @@ class Plan(NamedTuple):
     gives: bool = False  # ``init`` gives parameters that nobody else holds: a single seed trains them, not a copy
 
 
+class Setup(NamedTuple):
+    """What the method of an experiment is given, in an embedded world or in one of files: one wiring serves both.
+
+    ``slots`` is what the online method takes here, ``tables`` what a stage takes that makes a table of its own when it
+    begins, ``extras`` those of the online stage where they belong here, ``first`` the stages before those of the
+    experiment, ``fields`` the other fields of the plan.
+    """
+
+    tasks: Any  # with a policy, for example ``episode_methods.EpisodeTasks``
+    init: Callable[[Key], Params]
+    measure: Callable[[Params, Key], dict[str, Array]]
+    slots: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
+    extras: Callable[[Params, Key], dict[str, Any]] = no_extras
+    first: tuple[Stage, ...] = ()
+    fields: dict[str, Any] = {}
+
+    def plan(self, *stages: Stage) -> Plan:
+        """The stages of the experiment, behind those of the setup."""
+        return Plan(self.init, (*self.first, *stages), self.measure, **self.fields)
+
+
+def setup_of(settings: Any, embedded: Callable[[Any], Setup], own: Callable[[Any], Setup]) -> Setup:
+    """``own(settings)`` where the settings name ``data``, else ``embedded(settings)``."""
+    return (own if settings.data else embedded)(settings)
+
+
 def of_seed(plan: Plan, seed: int) -> Plan:
     """The plan as this seed runs it, see ``Plan.of_seed``."""
     return plan if plan.of_seed is None else plan.of_seed(plan, seed)

@@ -19,6 +19,7 @@ from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import offline
+from jaxrl_llm.train.plan import Setup
 from jaxrl_llm.types import Rewards
 from tests import close
 
@@ -163,13 +164,16 @@ def test_credit_of_a_world_without_known_places_orders_whole_episodes(monkeypatc
 def test_a_second_model_is_there_only_where_it_is_fitted(monkeypatch):
     """With rows of one's own: arms that ask nothing of an estimator carry none, nor moments of it."""
     given = {}
-    monkeypatch.setattr(spa_rl.multi_turn_plan, "make_plan", lambda settings, method, **parts: given.update(parts))
+    arena = errands.make_errands()
+    opened = Setup(arena, None, None, tables={"rollout": arenas.arena_episodes(arena, arena.train, group_size=1)})
+    monkeypatch.setattr(spa_rl.multi_turn_plan, "hosted", lambda settings, **parts: given.update(parts) or opened)
     base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
     for name, settings in arms.resolve(spa_rl, base, ()).items():
         given.clear()
-        spa_rl.build(dataclasses.replace(settings, data="webshop:none"))
+        plan = spa_rl.build(dataclasses.replace(settings, data="webshop:none"))
         fitted = settings.attribute is spa_rl.learned
         assert (given["start"] is progress_estimator.with_estimator, "told" in given) == (fitted, fitted), name
+        assert len(plan.stages) == 1 + fitted, name
 
 
 @pytest.mark.slow

@@ -207,7 +207,7 @@ def test_the_regression_is_the_mean_over_turns_of_weighted_token_means():
         positions=jnp.where(used, jnp.arange(6, dtype=jnp.int32), 0), sampler_logp=jnp.zeros(turn.shape),
         extras=rows.extras | {"turns/turn": jnp.asarray(turn, jnp.int32)},
     )  # fmt: skip
-    place = episode_methods.Setup(policy, None)
+    place = episode_methods.HostTasks(policy, None)
     logp = np.asarray(builders.score_tokens(policy, params, rows)[0], np.float64)
     wanted, turns = 0.0, 0
     for b, k, reward in ((0, 0, 1.0), (0, 1, 0.5), (1, 0, 0.0)):

@@ -26,7 +26,7 @@ from jaxrl_llm.train import offline, seed_axis
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import tabled
+from jaxrl_llm.train.plan import Setup, tabled
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -254,6 +254,25 @@ def measure(
     rows = make_heldout(arena, samples=samples, part=part)(params, key)
     found = figures(arena.heldout, rows)
     return found if more is None else found | more(rows, multi_turn.episode_rewards({}, rows))
+
+
+def make_setup(
+    arena: Arena,
+    *,
+    steps: int,
+    valued: bool = False,
+    slots: dict[str, Any] | None = None,
+    **measured: Any,
+) -> Setup:
+    """An arena as the setup of an experiment: a base of so many steps, and ``measure`` with ``measured`` bound.
+
+    Args:
+      valued: with the value head of a critic beside the policy, which is then the part ``model``.
+      slots: of the method here, in the place of the arena's.
+    """
+    base = (make_valued_base if valued else make_base)(arena, steps=steps)
+    found = strings.bound(measure, arena, part="model" if valued else "", **measured)
+    return Setup(arena, base, found, slots=slots or {})
 
 
 def answer_chances(arena: Arena, params: Params, rows: Trajectories, answers: Int[Array, " B"]) -> Float[Array, "B K"]:

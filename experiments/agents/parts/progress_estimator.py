@@ -34,7 +34,7 @@ def with_estimator(params: Params, key: Key) -> Params:
 
 
 def contributions(
-    arena: arenas.Arena | episode_methods.Setup, params: Params, rows: Trajectories
+    arena: arenas.Arena | episode_methods.HostTasks, params: Params, rows: Trajectories
 ) -> Float[Array, "B K"]:
     """What the estimator says at the last token of each turn's action; 0 where no action was taken.
 
@@ -48,7 +48,7 @@ def contributions(
 
 
 def fit_stage(
-    arena: arenas.Arena | episode_methods.Setup,
+    arena: arenas.Arena | episode_methods.HostTasks,
     *,
     steps: int,
     table: int = 512,

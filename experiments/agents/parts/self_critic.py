@@ -61,7 +61,7 @@ def _sums(policy: Policy, params: Params, rows: Trajectories) -> Array:
 
 
 def make_stage(
-    arena: arenas.Arena | episode_methods.Setup,
+    arena: arenas.Arena | episode_methods.HostTasks,
     score: Callable[..., Rewards],
     *,
     prompts: int,

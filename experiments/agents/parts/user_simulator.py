@@ -115,7 +115,7 @@ def asked(user: User, types: Sequence[str]) -> Problem:
 
 
 def users(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    """``opened`` of ``multi_turn_plan.make_plan``: users to train on, and a tenth that is held out.
+    """``opened`` of ``multi_turn_plan.hosted``: users to train on, and a tenth that is held out.
 
     The answers of the problems hold ``kind``, the number of the user's type, and, equal in all rows, the types as
     tokens (``type_tokens``).

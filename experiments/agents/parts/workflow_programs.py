@@ -301,7 +301,7 @@ def held_task(problems: Sequence[Problem], validation: int) -> Task:
 def workflows(
     settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, turns: tuple[int, int] | None = None
 ) -> list[Given]:
-    """``opened`` of ``multi_turn_plan.make_plan``: rows of the main job as questions for the executor of the settings.
+    """``opened`` of ``multi_turn_plan.hosted``: rows of the main job as questions for the executor of the settings.
 
     Args:
       turns: of searches that train and of those that are measured, where ``settings.repairs`` do not count as turns.
@@ -333,7 +333,7 @@ def workflows(
 
 
 def regression(
-    place: episode_methods.Setup, params: Params, rows: Trajectories, weigh: Callable[[Array], Array]
+    tasks: episode_methods.HostTasks, params: Params, rows: Trajectories, weigh: Callable[[Array], Array]
 ) -> Array:
     """``mean_n w(r_n) NLL_n`` over the turns of all searches, NLL the token mean of what was written in a turn.
 
@@ -343,7 +343,7 @@ def regression(
     From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3, as
     ``meta_agent.regression``. Differs from the paper in what a turn has in its context: all turns before it.
     """
-    turns, (logp, _) = turns_of(rows), builders.score_tokens(place.policy, params, rows)
+    turns, (logp, _) = turns_of(rows), builders.score_tokens(tasks.policy, params, rows)
     counts = turns.taken & turns.valid[:, None] & counted(marks_of(rows))
     number = jnp.arange(counts.shape[1], dtype=jnp.int32)[None, :, None]
     mine = (turns.turn[:, None, :] == number) & rows.mask[:, None, :]
@@ -354,24 +354,24 @@ def regression(
 
 
 def regression_stage(
-    hosted: Any, weigh: Callable[[Array], Array], *, searches: int, candidates: int, steps: int,
-    rows_per_step: int, learning_rate: float,
+    tasks: episode_methods.HostTasks, weigh: Callable[[Array], Array], *, searches: int, candidates: int, steps: int,
+    rows_per_step: int, learning_rate: float, rollout: Callable[..., Trajectories],
 ) -> Stage:  # fmt: skip
     """Searches of the policy as it is, ``candidates`` of each task, and regression on their turns.
 
     Args:
       weigh: rewards ``[N]`` to weights ``[N]``.
+      rollout: of single episodes.
     """
-    place = hosted.place
 
     def collect(params: Params, key: Key) -> Trajectories:
         rows = jnp.arange(searches * candidates, dtype=jnp.int32)
-        ids = rows // candidates % place.train.tokens.shape[0]
+        ids = rows // candidates % tasks.train.tokens.shape[0]
         keys = sample_keys(key, 0, rows, 1)  # each with a key of its own
-        return hosted.rollout(params, place.train.tokens[ids], place.train.valid[ids], keys, ids)
+        return rollout(params, tasks.train.tokens[ids], tasks.train.valid[ids], keys, ids)
 
     def loss(params: Params, extras: dict[str, Any], rows: Trajectories) -> tuple[Array, dict[str, Array]]:
-        value = regression(place, params, rows, weigh)
+        value = regression(tasks, params, rows, weigh)
         return value, {"tokens/trained": jnp.sum(rows.mask.astype(jnp.float32))}
 
     return strings.table_stage(collect, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)

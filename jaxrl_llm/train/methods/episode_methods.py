@@ -38,7 +38,7 @@ class EpisodeTasks(Protocol):
         ...
 
 
-class Setup(NamedTuple):
+class HostTasks(NamedTuple):
     """A policy and the tasks of an env in Python, whose rollout is given as a slot."""
 
     policy: Policy
@@ -61,7 +61,7 @@ def learned_from_episodes(
 ) -> Online:
     """The ``Online`` of episodes: uniform draws of training tasks, episodes, the env's rewards.
 
-    A ``Setup`` brings its ``rollout`` among the slots: ``rollout.host.driver.only_on_host``.
+    ``HostTasks`` bring its ``rollout`` among the slots: ``rollout.host.driver.only_on_host``.
     """
     parts = {
         "policy": tasks.policy, "problems": tasks.train, "sampler": make_uniform(),
