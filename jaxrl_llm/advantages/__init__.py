@@ -60,6 +60,7 @@ from jaxrl_llm.advantages.group import reinforce_pp_baseline_advantages as reinf
 from jaxrl_llm.advantages.group import remax_advantages as remax_advantages
 from jaxrl_llm.advantages.group import rloo_advantages as rloo_advantages
 from jaxrl_llm.advantages.group import smoothed_advantages as smoothed_advantages
+from jaxrl_llm.advantages.group import widest_groups as widest_groups
 from jaxrl_llm.advantages.off_policy import asymre_advantages as asymre_advantages
 from jaxrl_llm.advantages.off_policy import balanced_members as balanced_members
 from jaxrl_llm.advantages.off_policy import log_mean_exp_baseline as log_mean_exp_baseline

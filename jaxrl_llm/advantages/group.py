@@ -146,6 +146,42 @@ def informative_groups(
     return (mean >= low) & (mean <= high) & (group_spread(rewards, group_ids, valid=valid) > 0)
 
 
+def widest_groups(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    *,
+    share: float,
+    valid: Bool[Array, " B"] | None = None,
+) -> Bool[Array, " B"]:
+    """Which sequences belong to the ``share`` of groups whose valid rewards deviate most, at least one group.
+
+    Of ``G`` groups those of the ``max(1, floor(share G))`` largest standard deviations; of equal ones the first. Groups
+    without a valid reward do not count.
+
+    From "RAGEN: Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv:2504.20073,
+    section 4.2 (StarPO-S, uncertainty-based filtering).
+
+    >>> import jax.numpy as jnp
+    >>> widest_groups(jnp.array([0.0, 1.0, 0.0, 0.0, 5.0, 5.5]), jnp.array([0, 0, 1, 1, 2, 2]), share=0.34).tolist()
+    [True, True, False, False, False, False]
+
+    Raises:
+      ValueError: for a share outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share} must lie in (0, 1]")
+    valid = _valid(rewards, valid)
+    size = rewards.shape[0]
+    level = from_lowest(rewards, group_ids, valid=valid)
+    count, mean = _count_and_mean(level, group_ids, valid)
+    squares = group_sum(jnp.where(valid, (level - mean) ** 2, 0.0), group_ids) / jnp.maximum(count, 1.0)
+    deviation = jnp.full((size,), -1.0, jnp.float32).at[group_ids].set(jnp.where(count > 0, squares, -1.0))
+    place = jnp.argsort(jnp.argsort(-deviation, stable=True), stable=True)
+    groups = jnp.sum((deviation >= 0).astype(jnp.float32))
+    kept = jnp.maximum(jnp.floor(share * groups + 1e-4), 1.0)
+    return (count > 0) & (place.astype(jnp.float32)[group_ids] < kept)
+
+
 def gpg_advantages(
     rewards: Float[Array, " B"],
     group_ids: Int[Array, " B"],

@@ -121,6 +121,24 @@ def test_filters_by_the_sheet():
     assert informative.all(axis=1).tolist() == [True, False, True, False]
 
 
+def test_the_widest_groups_against_a_loop():
+    """By deviations in float64, over groups of unequal size of which some members have no reward."""
+    rng = np.random.default_rng(3)
+    for share, ids in ((0.25, np.repeat(np.arange(8), 3)), (0.6, rng.integers(0, 9, 24)), (1.0, np.repeat([4, 2], 12))):
+        rewards, valid = rng.normal(size=24).astype(np.float32), rng.random(24) < 0.8
+        there = np.unique(ids[valid])
+        wide = {g: rewards[(ids == g) & valid].astype(np.float64).std() for g in there}
+        best = sorted(there, key=lambda g: (-wide[g], g))[: max(1, int(share * len(there) + 1e-4))]
+        given = jnp.asarray(rewards), jnp.asarray(ids, jnp.int32)
+        assert (
+            group.widest_groups(*given, share=share, valid=jnp.asarray(valid)).tolist() == np.isin(ids, best).tolist()
+        )
+    equal = jnp.ones(6), jnp.repeat(jnp.arange(3), 2)
+    assert group.widest_groups(*equal, share=0.1).tolist() == [True, True, False, False, False, False]
+    with pytest.raises(ValueError, match="share=0"):
+        group.widest_groups(*equal, share=0.0)
+
+
 def test_batch_whitening():
     got = group.batch_whitened(jnp.array([1.0, 3.0, 99.0]), valid=jnp.array([True, True, False]), eps=0.0)
     assert got.tolist() == [-1.0, 1.0, 0.0]

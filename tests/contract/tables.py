@@ -360,6 +360,7 @@ ROWS = {
     "advantages.group.hardness_weighted_advantages": Row(inputs=BINARY),
     "advantages.group.per_label_advantages": Row(),
     "advantages.group.informative_groups": Row(settings={"low": 0.2, "high": 0.8}, inputs=BINARY),
+    "advantages.group.widest_groups": Row(settings={"share": 0.5}, rows="batch"),
     "advantages.group.gpg_advantages": Row(rows="batch"),
     "advantages.group.opo_advantages": Row(),
     "advantages.group.remax_advantages": Row(),

@@ -2,18 +2,27 @@
 
 import dataclasses
 import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array
 
+from experiments.agents import ufo
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import asked_again
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
+
+
+class Rows(NamedTuple):
+    mask: Array
+    group_ids: Array
 
 
 def _total(answers, valid, right_at, decay=0.5, weight=0.5):
@@ -52,6 +61,18 @@ def test_limits():
     # neither price: success within the turns
     many = _total(np.full((3, 5), 2), np.ones((3, 5), bool), np.asarray([2, 5, 0]), decay=1.0, weight=0.0)
     np.testing.assert_array_equal(many, [1.0, 1.0, 0.0])
+
+
+def test_groups_whose_rewards_deviate_most_train():
+    """Two of four: the mask of the others is empty, and all of it stands where every group trains."""
+    rewards = Rewards(jnp.asarray([0.0, 1.0, 0.5, 0.5, 0.1, 0.7, 0.2, 0.3]), jnp.ones(8, bool))
+    rows = Rows(jnp.ones((8, 3), bool), jnp.repeat(jnp.arange(4, dtype=jnp.int32), 2))
+    kept = ufo.widest(lambda params, extras, rows, rewards: rows.mask, 0.5)({}, {}, rows, rewards)
+    assert kept.all(axis=1).tolist() == [True, True, False, False, True, True, False, False] and kept.sum() == 12
+    whole = ufo.widest(len, 1.0)
+    assert whole is len
+    with pytest.raises(UserError, match="--keep-share 0"):
+        ufo.build(ufo.Settings(keep_share=0.0))
 
 
 def _expected(chance, odds, turns):
