@@ -1,4 +1,4 @@
 """Shorter reasoning."""
 
 # what ``python -m jaxrl_llm.experiment compare`` sets for this family: responses must have something to leave out
-COMPARE = {"baseline": "thinkprune:unlimited", "data": "chain", "levels": (2, 3, 4), "max_new_tokens": 48}
+COMPARE = {"baseline": "thinkprune:unlimited", "bed": "long_reasoning"}

@@ -1,4 +1,4 @@
 """Losses and advantages of the policy gradient."""
 
 # what ``python -m jaxrl_llm.experiment compare`` sets for this family
-COMPARE = {"baseline": "dr_grpo:grpo"}
+COMPARE = {"baseline": "dr_grpo:grpo", "bed": "sparse_search"}

@@ -346,9 +346,13 @@ def conclude(statement: str, primary: Part, *secondary: Part) -> Claim:
         raise ValueError(f"primary part {primary.text!r}: 'not worse by' is no headline; test better as better (by=0)")
     level = verdicts.level_at(primary.planned, primary.looks)
     first = judge(primary._replace(fallen=False), level)  # that the baseline falls is the bed's to say
-    corrected = verdicts.holm([_two_sided(part) for part in secondary], level)
-    others = tuple(judge(part, x, rejected=yes) for part, (x, yes) in zip(secondary, corrected, strict=True))
-    return Claim(statement, first.verdict, first, others)
+    return Claim(statement, first.verdict, first, corrected(secondary, level))
+
+
+def corrected(parts: Sequence[Part], level: float = verdicts.ALPHA) -> tuple[Judged, ...]:
+    """Parts of which none comes first, with Holm's correction over all of them."""
+    levels = verdicts.holm([_two_sided(part) for part in parts], level)
+    return tuple(judge(part, x, rejected=yes) for part, (x, yes) in zip(parts, levels, strict=True))
 
 
 def open_claim(statement: str) -> Claim:

@@ -1,6 +1,11 @@
-"""The methods of one family side by side: one task, one budget, one measurement, one figure."""
+"""The methods of one family side by side: one bed, one budget, rates tuned alike, one measurement, one figure.
+
+Every method is held against the baseline over paired seeds, with Holm's correction over all of them, on a bed whose
+baseline is seen to learn.
+"""
 
 import dataclasses
+import math
 import pathlib
 import sys
 from types import ModuleType
@@ -10,10 +15,12 @@ import jax
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, recipes, results
-from jaxrl_llm.experiment.evidence import store
+from jaxrl_llm.experiment import arms, claims, cli, doctor, locate, plots, recipes, results
+from jaxrl_llm.experiment.claims import Judged
+from jaxrl_llm.experiment.evidence import beds, standard, store, tuning, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import compile_cache, flags
+from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
@@ -35,6 +42,8 @@ class Common(recipes.OnlineSettings):
     max_new_tokens: int = 18
     train_problems: int = 2048
     eval_problems: int = 192
+    bed: str = ""  # of experiments/beds, whose problems and sizes are taken; empty: what the family and the flags say
+    tune: tuple[float, ...] = ()  # learning rates: every method has its best by training reward; none: --learning-rate
     methods: tuple[str, ...] = ()  # experiment:arm or experiment; none: every experiment of the family
     baseline: str = ""  # experiment:arm that comes first; empty: the first arm of the first method
     seeds: int = 8
@@ -49,7 +58,7 @@ SMOKE = {
     "steps": 3, "eval_every": 3, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
     "eval_samples": 2, "seeds": 2,
 }  # fmt: skip
-OWN = ("methods", "baseline", "seeds", "smoke", "out", "fresh", "record", "compile_cache")
+OWN = ("bed", "tune", "methods", "baseline", "seeds", "smoke", "out", "fresh", "record", "compile_cache")
 
 
 def method_arm(module: ModuleType) -> str:
@@ -84,11 +93,34 @@ def experiments_of(family: str) -> dict[str, pathlib.Path]:
     return files
 
 
-def first_settings(family: str, *, smoke: bool) -> Common:
-    """What is compared where no flag says otherwise: ``COMPARE`` of the family's package over the common settings."""
+def of_bed(name: str) -> tuple[dict[str, Any], beds.Bed]:
+    """What methods share on a test bed: its problems, sizes and rate; and its chance and ceiling.
+
+    Raises:
+      UserError: for a bed that does not exist, or that has no problems to sample and verify.
+    """
+    found = {p.stem: p for p in sorted((locate.root() / "experiments" / "beds").glob("*.py")) if p.stem[0] != "_"}
+    if name not in found:
+        raise UserError(f"--bed {name}: the test beds are {', '.join(found)}")
+    module = doctor.load(found[name])
+    settings = arms.preset(module, smoke=False, model=module.Settings().model)
+    if not isinstance(settings, recipes.OnlineSettings):
+        raise UserError(f"--bed {name} has no problems to sample and verify; choose another")
+    names = [f.name for f in dataclasses.fields(Common) if f.name not in OWN]
+    return {name: getattr(settings, name) for name in names}, beds.bed_of(module)
+
+
+def first_settings(family: str, *, smoke: bool, bed: str = "") -> Common:
+    """What is compared where no flag says otherwise: ``COMPARE`` of the family's package over the common settings.
+
+    Args:
+      bed: in the place of the family's.
+    """
     module = doctor.load(next(iter(experiments_of(family).values())))
     own = getattr(sys.modules[module.__package__ or ""], "COMPARE", {})
-    common = arms.override(Common(), own, f"COMPARE of {family}")
+    bed = bed or own.get("bed", "")
+    common = arms.override(Common(), of_bed(bed)[0] if bed else {}, f"--bed {bed}")
+    common = dataclasses.replace(arms.override(common, own, f"COMPARE of {family}"), bed=bed)
     return dataclasses.replace(common, **SMOKE) if smoke else common
 
 
@@ -165,44 +197,141 @@ def _is_plain(plan: Plan, common: Common) -> bool:
     return jax.tree.structure(params) == jax.tree.structure(recipes.bench(common).model.params)
 
 
-def compare(family: str, arguments: list[str]) -> Results:
-    """Runs the comparison and writes ``results.json``, ``table.md`` and ``plot.png``."""
+def _given(arguments: list[str]) -> dict[str, str]:
+    """Names of the settings that are given as flags, each with the word behind it."""
+    found = {}
+    for k, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.removeprefix("--").removeprefix("no-").replace("-", "_")
+            found[name] = value if equals else "".join(arguments[k + 1 : k + 2])
+    return found
+
+
+def rate_of(common: Common, module: ModuleType, arm: str, plan: Plan, folder: pathlib.Path) -> dict[str, Any]:
+    """The rates of ``--tune`` for one method, tried on seeds of their own: its best by training reward.
+
+    Nothing for one that does not train. From seed 1000 on; no evaluation problem is looked at.
+    """
+    if not plan.stages:
+        return {}
+    resolved, built, identities = {}, {}, {}
+    for rate in tuning.grid_of(common.tune):
+        name = f"{method_name(module, arm)}@{rate:g}"
+        resolved[name], built[name] = prepare(module, arm, dataclasses.replace(common, learning_rate=rate))
+        tried = tuning.tried(built[name])
+        identities[name] = store.identity(module, resolved[name], tried, arms.trace(tried))
+    return tuning.best(common, folder, "", tuning.grid_of(common.tune), resolved, built, identities)
+
+
+def method_name(module: ModuleType, arm: str) -> str:
+    """The name of a method in tables and figures."""
+    return f"{module.__name__.split('.')[-1]}.{arm}"
+
+
+def judged(found: Results, bed: beds.Bed) -> tuple[tuple[Judged, ...], list[str]]:
+    """Every method against the baseline, the first of them, with Holm's correction; and what is wrong with the bed."""
+    baseline, *others = found.arms
+    metric = METRICS[0]
+    steps, values = found.curve(baseline, metric)
+    ceiling = beds.ceiling_of(metric, bed)
+    wrong = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance) if len(steps) > 2 else [
+        f"{len(steps)} evaluations show no learning; give more --steps, or a smaller --eval-every"
+    ]  # fmt: skip
+    parts = [claims.greater(found, metric, name, baseline) for name in others if metric in found.arms[name].metrics]
+    return claims.corrected(parts), [f"{metric} of {baseline}: {problem}" for problem in wrong]
+
+
+def verdict_table(parts: tuple[Judged, ...], rates: dict[str, float]) -> str:
+    """Markdown: one row a method, its difference with Holm's interval, and the rate that was chosen for it."""
+    lines = ["| method | difference | verdict | learning rate |", "|---|---|---|---|"]
+    for part in sorted(parts, key=lambda part: -part.mean):
+        said = f"{part.mean:+.3g} [{part.low:+.3g}, {part.high:+.3g}], {100 * (1 - part.level):.3g} % interval"
+        small = ", below d*" * part.small
+        lines.append(f"| {part.arm} | {said} | {part.verdict}{small} | {rates.get(part.arm, math.nan):g} |")
+    return "\n".join(lines) + "\n"
+
+
+def read_common(family: str, arguments: list[str]) -> Common:
+    """The shared settings of a command; a whole comparison measures as a record does, where no flag says otherwise."""
+    given = _given(arguments)
+    rows = given.get("data", "")
+    if rows and rows not in job.TASKS and "bed" in given:
+        raise UserError(f"--bed {given['bed']} has problems of its own; drop it, or --data {rows}")
+    start = first_settings(family, smoke="--smoke" in arguments, bed=given.get("bed", ""))
+    if rows and rows not in job.TASKS:
+        start = dataclasses.replace(start, bed="")
     prog = f"python -m jaxrl_llm.experiment compare {family}"
-    start = first_settings(family, smoke="--smoke" in arguments)
     common = flags.read(Common, arguments, prog=prog, default=start)
     cli.check_run(common)
-    compile_cache.enable(common.compile_cache)
+    if common.tune:
+        tuning.grid_of(common.tune)
+    common = common if common.smoke else standard.widened(common, set(given))
     cli.check_sizes(common, 0)
-    resolved, built, identities, left_out = {}, {}, {}, {}
+    return common
+
+
+def compare(family: str, arguments: list[str]) -> Results:
+    """Runs the comparison and writes ``results.json``, ``table.md`` and ``plot.png``."""
+    common = read_common(family, arguments)
+    compile_cache.enable(common.compile_cache)
+    resolved, built, modules, left_out = {}, {}, {}, {}
     for module, arm in chosen(family, common.methods, common.baseline):
-        name = f"{module.__name__.split('.')[-1]}.{arm}"
+        name = method_name(module, arm)
         try:
             resolved[name], built[name] = prepare(module, arm, common)
+            modules[name] = module, arm
         except (UserError, ValueError) as error:
             left_out[name] = str(error).splitlines()[0]
             print(f"left out: {name}: {left_out[name]}")
-            continue
-        traced = arms.trace(built[name])
-        identities[name] = store.identity(module, resolved[name], built[name], traced)
     if not built:
         raise UserError(f"no method of {family} takes the common settings; see the lines above")
     out = cli.open_folder(common.out or f"runs/{'smoke/' if common.smoke else ''}compare/{family}")
-    found = store.run_arms(common, resolved, built, identities, list(range(common.seeds)), out / "arms")
+    tuned: dict[str, Any] = {}
+    for name in list(built) if common.tune else ():
+        if found := rate_of(common, *modules[name], built[name], out / "arms"):
+            tuned[name] = found
+            own = dataclasses.replace(common, learning_rate=found["best"][name])
+            resolved[name], built[name] = prepare(*modules[name], own)
+    tail = standard.tail_of(built, resolved)
+    identities = {
+        name: store.identity(modules[name][0], resolved[name], plan, arms.trace(plan), tail=tail)
+        for name, plan in built.items()
+    }
+    found = store.run_arms(common, resolved, built, identities, list(range(common.seeds)), out / "arms", tail=tail)
+    parts, wrong = judged(found, of_bed(common.bed)[1] if common.bed else beds.Bed())
+    rates = {name: settings.learning_rate for name, settings in resolved.items()}
+    _write(family, arguments, common, found, parts, wrong, tail, out, {"left_out": left_out, "tuned": tuned}, rates)
+    return found
+
+
+def _write(
+    family: str, arguments: list[str], common: Common, found: Results, parts: tuple[Judged, ...], wrong: list[str],
+    tail: int, out: pathlib.Path, more: dict[str, Any], rates: dict[str, float],
+) -> None:  # fmt: skip
     told = [f.name for f in dataclasses.fields(common) if f.name not in ("out", "fresh", "record", "compile_cache")]
-    settings = results.plain({name: getattr(common, name) for name in told})
     whole = {
         "family": family,
-        "command": cli.said(prog, arguments),
+        "command": cli.said(f"python -m jaxrl_llm.experiment compare {family}", arguments),
         "versions": record.versions(),
-        "settings": settings,
-        "left_out": left_out,
+        "settings": results.plain({name: getattr(common, name) for name in told}),
+        "tail": tail,
+        "bed": wrong,
+        "parts": results.plain([part._asdict() for part in parts]),
         "arms": results.plain({k: dataclasses.asdict(v) for k, v in found.arms.items()}),
-    }
+    } | results.plain(more)
     record.write_json(out / "results.json", whole)
-    table = results.table(found, METRICS)
+    said = f"{verdicts.INVALID}: {'; '.join(wrong)}\n" if wrong else ""
+    table = f"{results.table(found, METRICS)}\n{said}{verdict_table(parts, rates)}"
     (out / "table.md").write_text(table)
-    plots.plot_rows(out / "plot.png", found, PANELS, f"{family}: {common.data}, {common.steps} steps")
+    where = f"bed {common.bed}" if common.bed else common.data
+    caption = (
+        f"{common.seeds} seeds, {common.eval_problems} problems x {common.eval_samples} samples, mean of the last "
+    )
+    caption += f"{tail} evaluations; learning rates {'tuned equally' if common.tune else 'of the bed'}"
+    caption += f"; {verdicts.INVALID}" if wrong else ""
+    title = f"{family}: {where}, {common.steps} steps"
+    plots.plot_rows(out / "plot.png", found, PANELS, title, parts, caption)
     if common.record:
         cli.keep_copy(whole, out / "plot.png", pathlib.Path("results/compare"), family)
     print(f"\n{table}\nresults in {out}")
-    return found

@@ -5,10 +5,12 @@ And one figure a comparison: a row for every method, with its interval and its p
 
 import pathlib
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxrl_llm.experiment.claims import Claim, Judged
+from jaxrl_llm.experiment.evidence.verdicts import CONTRADICTED, SUPPORTED_HERE
 from jaxrl_llm.experiment.results import Results, interval
 from jaxrl_llm.metrics.intervals import t_quantile
 from jaxrl_llm.run.records import record
@@ -60,27 +62,57 @@ def _rows(axis, values: dict[str, np.ndarray], names: list[str]) -> None:
     axis.grid(alpha=0.3)
 
 
-def plot_rows(path: pathlib.Path, results: Results, metrics, title: str) -> None:
-    """Final values of many methods: the baseline above, the others by their mean of the first metric.
+def _differences(axis, parts: dict[str, Judged], names: list[str]) -> None:
+    """The difference of every method to the baseline with Holm's interval, its verdict beside it, and d* shaded."""
+    widest = max((part.d_star for part in parts.values() if np.isfinite(part.d_star)), default=0.0)
+    axis.axvspan(-widest, widest, color="tab:grey", alpha=0.15, lw=0)
+    for k, name in enumerate(names):
+        if name not in parts or not np.isfinite(parts[name].mean):
+            continue
+        part = parts[name]
+        colour = {SUPPORTED_HERE: "tab:green", CONTRADICTED: "tab:red"}.get(part.verdict, "tab:blue")
+        ends = np.nan_to_num([[part.mean - part.low], [part.high - part.mean]])
+        axis.errorbar([part.mean], [k], xerr=ends, fmt="D", ms=5, capsize=3, color=colour)
+        said = {SUPPORTED_HERE: "better", CONTRADICTED: "worse"}.get(
+            part.verdict, part.verdict
+        ) + ", below d*" * part.small
+        axis.annotate(
+            said, (1.02, k), xycoords=("axes fraction", "data"), fontsize=7, va="center", annotation_clip=False
+        )
+    axis.axvline(0, color="black", lw=1)
+    axis.grid(alpha=0.3)
 
-    The second panel is the difference to the baseline in the first metric, seed by seed.
+
+def plot_rows(
+    path: pathlib.Path, results: Results, metrics, title: str, parts: Sequence[Judged] = (), caption: str = ""
+) -> None:
+    """Many methods: the baseline above, the others by their difference to it, or by their mean of the first metric.
+
+    Args:
+      parts: what the methods were judged by, the first panel: with Holm's intervals.
     """
     plt = record.pyplot()
     baseline, *others = results.arms
     found = {m: {n: np.asarray(arm.metrics.get(m, []), float) for n, arm in results.arms.items()} for m in metrics}
-    first = found[metrics[0]]
-    names = [baseline, *sorted(others, key=lambda name: -np.nan_to_num(interval(first[name]).mean, nan=-np.inf))]
-    paired = {n: first[n] - first[baseline] if len(first[n]) == len(first[baseline]) else np.empty(0) for n in names}
-    panels = {metrics[0]: first, f"{metrics[0]} - {baseline}": paired} | {m: found[m] for m in metrics[1:]}
-    size = (3.6 * len(panels) + 1.5, 0.27 * len(names) + 1.4)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for axis, (metric, values) in zip(axes.flat, panels.items(), strict=True):
-        _rows(axis, values, names)
-        axis.axvline(interval(values[baseline]).mean, ls="--", lw=1, color="black")
+    judged = {part.arm: part for part in parts}
+    worth = {n: judged[n].mean if n in judged else interval(found[metrics[0]][n]).mean for n in others}
+    names = [baseline, *sorted(others, key=lambda name: -np.nan_to_num(worth[name], nan=-np.inf))]
+    size = (3.6 * len(metrics) + (4.6 if judged else 1.5), 0.27 * len(names) + 1.6)
+    figure, axes = plt.subplots(
+        1, len(metrics) + bool(judged), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    panels = list(axes.flat)
+    if judged:
+        first = panels.pop(0)
+        _differences(first, judged, names)
+        first.set_title(f"{next(iter(judged.values())).metric} - {baseline}, Holm, d* shaded", fontsize=9)
+    for axis, metric in zip(panels, metrics, strict=True):
+        _rows(axis, found[metric], names)
+        axis.axvline(interval(found[metric][baseline]).mean, ls="--", lw=1, color="black")
         axis.set_title(metric, fontsize=9)
     axes.flat[0].set_yticks(range(len(names)), names, fontsize=8)
     axes.flat[0].invert_yaxis()
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(f"{title}\n{caption}" if caption else title, fontsize=10)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

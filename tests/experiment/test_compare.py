@@ -3,12 +3,24 @@
 import json
 import types
 
+import numpy as np
 import pytest
 
+from experiments.parts import rare_search
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import __main__ as commands
 from jaxrl_llm.experiment import compare
+from jaxrl_llm.experiment.evidence import beds
+from jaxrl_llm.experiment.results import Results
+from tests import close
 from tests.experiment import tiny
+from tests.experiment.made import arm
+
+
+def _rising(start, ends):
+    """Four evaluations that rise in equal steps."""
+    values = np.linspace(np.full(len(ends), start), ends, 4)
+    return arm(list(ends), curve={step: list(row) for step, row in enumerate(values)})
 
 
 @pytest.mark.slow
@@ -17,13 +29,16 @@ def test_two_methods_share_task_budget_and_measurement(tmp_path, capsys):
     assert list(found.arms) == ["dr_grpo.grpo", "dr_grpo.dr_grpo"]
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["family"] == "policy_gradient" and record["left_out"] == {}
-    for arm in found.arms.values():
-        assert (arm.rollouts, arm.updates, arm.seeds) == (3 * 2 * 2, 3, [0, 1])
-        assert arm.settings["data"] == "countdown" and arm.settings["levels"] == [3]
-        assert set(compare.METRICS) <= set(arm.metrics)
+    for one in found.arms.values():
+        assert (one.rollouts, one.updates, one.seeds) == (3 * 2 * 2, 3, [0, 1])
+        assert one.settings["data"] == "countdown" and one.settings["levels"] == [3]
+        assert set(compare.METRICS) <= set(one.metrics)
     assert record["arms"]["dr_grpo.grpo"]["settings"]["reduction"] == "seq_mean"
     assert record["arms"]["dr_grpo.dr_grpo"]["settings"]["reduction"] == "constant"
-    assert (tmp_path / "plot.png").is_file() and "dr_grpo.grpo" in (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert (tmp_path / "plot.png").is_file() and "dr_grpo.grpo" in table
+    assert "test bed invalid: eval/accuracy of dr_grpo.grpo: 2 evaluations show no learning" in table
+    assert [part["arm"] for part in record["parts"]] == ["dr_grpo.dr_grpo"] and record["tail"] == 1
     compare.compare("policy_gradient", ["--smoke", "--methods", "dr_grpo:dr_grpo", "--out", str(tmp_path)])
     assert capsys.readouterr().out.count("taken from") == 2
 
@@ -38,6 +53,10 @@ def test_two_methods_share_task_budget_and_measurement(tmp_path, capsys):
         (["compare", "policy_gradient", "--step", "3"], "unknown argument '--step'; did you mean --steps?"),
         (["compare", "policy_gradient", "--seeds", "0"], "--seeds 0 must be at least 1"),
         (["compare", "policy_gradient", "--smoke", "--record"], "--record keeps whole runs only: drop --smoke or"),
+        (["compare", "policy_gradient", "--bed", "sandpit"], "--bed sandpit: the test beds are judged_pairs, "),
+        (["compare", "policy_gradient", "--bed=sub_goals"], "--bed sub_goals has no problems to sample and verify"),
+        (["compare", "policy_gradient", "--bed", "sparse_search", "--data", "a.jsonl"], "drop it, or --data a.jsonl"),
+        (["compare", "policy_gradient", "--tune", "1e-4", "2e-4"], "needs at least three different learning rates"),
         (["compare"], "usage: "),
     ],
 )
@@ -45,6 +64,37 @@ def test_mistakes_are_one_line(words, said, capsys):
     assert commands.main(words) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_numbers_are_those_of_the_bed_and_then_of_the_flags():
+    """The family's bed, another that is asked for, none for rows of one's own; a whole comparison measures widely."""
+    common = compare.read_common("policy_gradient", [])
+    preset = rare_search.EMBEDDED
+    assert {name: getattr(common, name) for name in preset if name != "eval_problems"} == {
+        name: value for name, value in preset.items() if name != "eval_problems"
+    }
+    assert (common.bed, common.eval_samples) == ("sparse_search", 4) and common.eval_problems >= 192
+    other = compare.read_common("policy_gradient", ["--bed", "long_reasoning", "--steps=7"])
+    assert (other.bed, other.levels, other.steps) == ("long_reasoning", (6,), 7)
+    assert compare.read_common("policy_gradient", ["--data", "rows.jsonl"]).bed == ""
+    assert compare.read_common("efficiency", ["--smoke"]).bed == "long_reasoning"
+
+
+def test_methods_are_held_against_the_baseline_on_a_bed_that_learns():
+    """Eight seeds: a method that is above all, one that is below, one that is level, by Holm over the three."""
+    rng = np.random.default_rng(0)
+    noise = 0.01 * rng.normal(size=(4, 8))
+    ends = {"base": 0.4, "above": 0.5, "below": 0.3, "level": 0.4}
+    found = Results({name: _rising(0.1, end + noise[k]) for k, (name, end) in enumerate(ends.items())})
+    parts, wrong = compare.judged(found, beds.Bed())
+    assert wrong == [] and [part.verdict for part in parts] == ["supported here", "contradicted", "no practical effect"]
+    close.assert_near(parts[0].d_star, 0.25 * (0.3 + noise[0].mean()))
+    assert sorted(part.level for part in parts)[0] == 0.05 / 3
+    lines = compare.verdict_table(parts, {"above": 2e-4}).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| above", "| level", "| below"]
+    assert "supported here | 0.0002 |" in lines[2]
+    flat = Results({name: _rising(0.4, 0.4 + noise[k]) for k, name in enumerate(ends)})
+    assert "not four standard errors" in compare.judged(flat, beds.Bed())[1][0]
 
 
 def test_the_method_is_named_or_found():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.experiment import Results, conclude, greater, plots
+from jaxrl_llm.experiment import Results, claims, conclude, greater, plots
 from jaxrl_llm.run.records import record
 from tests import close
 from tests.experiment.made import arm, results
@@ -42,19 +42,21 @@ def test_metrics_that_an_arm_lacks_leave_room(tmp_path):
 
 
 def test_rows_of_a_comparison_are_sorted_below_the_baseline(tmp_path, monkeypatch):
-    """The order of the rows, and the differences seed by seed: read off what is drawn."""
-    drawn = []
-    monkeypatch.setattr(plots, "_rows", lambda axis, values, names: drawn.append((values, list(names))))
+    """By their differences, with the verdict beside each: read off what is drawn."""
+    rows, judged = [], []
+    monkeypatch.setattr(plots, "_rows", lambda axis, values, names: rows.append(list(names)))
+    monkeypatch.setattr(plots, "_differences", lambda axis, parts, names: judged.append((parts, list(names))))
     arms = {"base": [0.2, 0.3], "worse": [0.1, 0.25], "better": [0.5, 0.3], "failed": [NAN, NAN]}
     found = Results({name: arm(values) for name, values in arms.items()} | {"lacks": arm([5.0], metric="other")})
     plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")
-    assert [names for _, names in drawn] == [["base", "better", "worse", "failed", "lacks"]] * 3
-    paired = drawn[1][0]
-    close.assert_near(paired["better"], [0.3, 0.0])
-    close.assert_near(paired["worse"], [-0.1, -0.05])
-    assert paired["base"].tolist() == [0.0, 0.0] and paired["lacks"].size == 0
+    assert rows == [["base", "better", "worse", "failed", "lacks"]] * 2 and not judged
+    rows.clear()
+    parts = claims.corrected([claims.greater(found, "eval/accuracy", name, "base") for name in ("better", "worse")])
+    close.assert_near([part.mean for part in parts], [0.15, -0.075])
+    plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title", parts)
+    assert judged == [({"better": parts[0], "worse": parts[1]}, ["base", "better", "worse", "failed", "lacks"])]
     monkeypatch.undo()
-    plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")
+    plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title", parts, "a caption")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

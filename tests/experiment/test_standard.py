@@ -6,6 +6,8 @@ import subprocess
 import sys
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -512,6 +514,14 @@ def test_two_plans_are_compared_where_they_part():
     assert pilot.first_updates(two, two)["update_difference"] == 0.0
     assert pilot.first_updates(parted, two)["update_difference"] > 0.1
     assert "groups_with_signal" in pilot.first_updates(parted, two)
+
+    def even(state):  # another policy samples from the sixth step on
+        return jax.tree.map(lambda x: jnp.where(state.step >= 6, 0.0, x), state.params)
+
+    long = shared._replace(steps=9)
+    late = long._replace(method=long.method._replace(actor=even))
+    found = pilot.first_updates(plan._replace(stages=[late]), plan._replace(stages=[long]))
+    assert found["update_difference"] > 0.01 and "groups_with_signal" in found
     alone = shared._replace(method=shared.method._replace(group_size=1))
     assert pilot.has_groups(shared) and not pilot.has_groups(alone)
     imitated = tiny.build(tiny.Settings(warm_steps=2)).stages[0]  # no rollouts: nothing is compared there

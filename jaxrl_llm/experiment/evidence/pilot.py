@@ -33,10 +33,13 @@ def compared(module: ModuleType, claim: Claim) -> tuple[str, str]:
     return first, second
 
 
-def _iterations(plan: Plan, steps: int, index: int) -> tuple[Any, Any, dict[str, float]] | None:
+def _iterations(plan: Plan, steps: int, index: int, at: int = 0) -> tuple[Any, Any, dict[str, float]] | None:
     """Parameters before and after a few iterations of one stage, begun by itself, and metrics.
 
     None with Python in the loop, and of a stage without rollouts.
+
+    Args:
+      at: the step that the first iteration takes itself for.
     """
     if plan.world is not None or plan.on_host or not isinstance(plan.stages[index].method, Online):
         return None
@@ -45,6 +48,7 @@ def _iterations(plan: Plan, steps: int, index: int) -> tuple[Any, Any, dict[str,
     stage = plan.stages[index]
     step = jax.jit(lambda state: online.iterate(stage.method, state))
     state, seen = plans.start(stage, params, jax.random.fold_in(key, 0)), []
+    state = state._replace(step=state.step + at)
     for _ in range(steps):
         state, metrics = step(state)
         seen.append(metrics)
@@ -54,20 +58,23 @@ def _iterations(plan: Plan, steps: int, index: int) -> tuple[Any, Any, dict[str,
 def first_updates(method: Plan, baseline: Plan) -> dict[str, float]:
     """``update_difference`` and ``groups_with_signal`` of three iterations of the first stage in which the two differ.
 
-    Of the last of their stages where none does; empty where no stage of both can be traced. The second is there for
-    methods that compare responses of a group.
+    Where they do not at its beginning, as many with the numbers of its last steps: a schedule may part them later. Of
+    the last of their stages where none does; empty where no stage of both can be traced. The second figure is there
+    for methods that compare responses of a group.
     """
-    found = {}
+    found: dict[str, float] = {}
     for index in range(min(len(method.stages), len(baseline.stages))):
-        ends = [_iterations(plan, 3, index) for plan in (baseline, method)]
-        if ends[0] is None or ends[1] is None:
-            continue
-        (start, right, _), (_, left, acts) = ends
-        found = {"update_difference": update_difference(left, right, start)}
-        if has_groups(method.stages[index]):
-            found["groups_with_signal"] = 1.0 - acts.get("group/degenerate_fraction", math.nan)
-        if not found["update_difference"] < SAME:
-            break
+        for at in dict.fromkeys((0, max(method.stages[index].steps - 3, 0))):
+            ends = [_iterations(plan, 3, index, at) for plan in (baseline, method)]
+            if ends[0] is None or ends[1] is None:
+                break
+            (start, right, _), (_, left, acts) = ends
+            signal = {"groups_with_signal": found["groups_with_signal"]} if at and "groups_with_signal" in found else {}
+            found = {"update_difference": update_difference(left, right, start)} | signal
+            if has_groups(method.stages[index]) and not signal:
+                found["groups_with_signal"] = 1.0 - acts.get("group/degenerate_fraction", math.nan)
+            if not found["update_difference"] < SAME:
+                return found
     return found
 
 

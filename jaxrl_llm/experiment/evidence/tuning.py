@@ -9,6 +9,7 @@ A coefficient of the method (``--coefficient FIELD=V,V,V``) is tried in the same
 """
 
 import dataclasses
+import pathlib
 from types import ModuleType
 from typing import Any
 
@@ -74,6 +75,18 @@ def own_rate(module: ModuleType, arm: str) -> float | None:
     return module.ARMS[arm].get("learning_rate")
 
 
+def grid_of(rates: tuple[float, ...]) -> tuple[float, ...]:
+    """The learning rates of ``--tune``, as they name what is run and kept.
+
+    Raises:
+      UserError: for fewer than three.
+    """
+    rates = tuple(dict.fromkeys(float(f"{r:g}") for r in rates))
+    if len(rates) < 3:
+        raise UserError(f"--tune {' '.join(f'{r:g}' for r in rates)} needs at least three different learning rates")
+    return rates
+
+
 def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any]:
     """The criterion over the second half, by arm and rate: the sensitivity curves, and the best rate of each arm.
 
@@ -82,9 +95,7 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
     Raises:
       UserError: for fewer than three rates, arms that set their own, or where no arm trains.
     """
-    rates = tuple(dict.fromkeys(float(f"{r:g}") for r in rates))  # as they name what is run and kept
-    if len(rates) < 3:
-        raise UserError(f"--tune {' '.join(f'{r:g}' for r in rates)} needs at least three different learning rates")
+    rates = grid_of(rates)
     chosen = [name for name in chosen if job.built[name].stages and own_rate(job.module, name) != 0]
     if not chosen:
         raise UserError("--tune: no arm of the primary part trains; drop --tune")
@@ -100,7 +111,7 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
         raise UserError(f"--tune: arm {unread[0].split('@')[0]} reads no learning rate; drop --tune")
     metric = ", ".join(dict.fromkeys(criterion(plan)[0] for plan in built.values()))
     identities = _identities(job, resolved, built)
-    return {"metric": metric, "seeds": SEEDS} | _best(job, "", rates, resolved, built, identities)
+    return {"metric": metric, "seeds": SEEDS} | best(job.options, job.folder, "", rates, resolved, built, identities)
 
 
 def _identities(job: Any, resolved: dict[str, Any], built: dict[str, Plan]) -> dict[str, str]:
@@ -108,13 +119,15 @@ def _identities(job: Any, resolved: dict[str, Any], built: dict[str, Plan]) -> d
     return store.identities(job.module, resolved, {name: tried(built[name]) for name in resolved})
 
 
-def _best(
-    job: Any, said: str, values: tuple[Any, ...], resolved: dict[str, Any], built: dict[str, Plan],
-    identities: dict[str, str],
+def best(
+    options: Any, folder: pathlib.Path, said: str, values: tuple[Any, ...], resolved: dict[str, Any],
+    built: dict[str, Plan], identities: dict[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """The criterion of every arm at every value, the best value of each arm, and which lie at the end of the grid.
 
     Args:
+      options: with ``fresh``.
+      folder: of the stored seeds.
       said: what stands before the value in the names ``arm@value`` of what is run.
       resolved: settings of what is run, by these names.
       built: the same as plans.
@@ -123,15 +136,15 @@ def _best(
     judged = {name.partition("@")[0]: criterion(plan) for name, plan in built.items()}
     built = {name: tried(plan) for name, plan in built.items()}
     seeds = list(range(FIRST_SEED, FIRST_SEED + SEEDS))
-    found = store.run_arms(job.options, resolved, built, identities, seeds, job.folder)
+    found = store.run_arms(options, resolved, built, identities, seeds, folder)
     curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{said}{v:g}", metric).tolist() for v in values}
               for name, (metric, _) in judged.items()}  # fmt: skip
-    best = {
+    chosen = {
         name: max(values, key=lambda v, n=name, s=sign: _worth(curves[n][f"{v:g}"], s))
         for name, (_, sign) in judged.items()
     }
-    edge = [name for name, value in best.items() if value in (min(values), max(values))]
-    return {"curves": results.plain(curves), "best": best, "at_the_edge": edge}
+    edge = [name for name, value in chosen.items() if value in (min(values), max(values))]
+    return {"curves": results.plain(curves), "best": chosen, "at_the_edge": edge}
 
 
 def read_coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
@@ -180,7 +193,8 @@ def tune_coefficient(job: Any, tuned: dict[str, Any], spec: str) -> dict[str, An
     resolved = {name: settings for name, settings in resolved.items() if len(programs[name.partition("@")[0]]) > 1}
     if not resolved:
         raise UserError(f"--coefficient {spec}: no arm of the primary part that trains reads {field}; drop it")
-    found = _best(job, f"{field}=", values, resolved, {name: built[name] for name in resolved}, identities)
+    own = {name: built[name] for name in resolved}
+    found = best(job.options, job.folder, f"{field}=", values, resolved, own, identities)
     return tuned | {"coefficient": {"field": field} | found}
 
 
