@@ -129,15 +129,20 @@ def policy_maker(
     )
 
 
-def _merged(params: Params, spec: lora.Lora, adapter: dict[str, jax.Array]) -> Params:
-    """An adapter in its base, whose weights stay where they lie."""
-    merge = jax.jit(
-        lambda base, adapter: lora.merge(base, adapter, spec.scale),
-        donate_argnums=0,
-        out_shardings=jax.tree.map(lambda x: x.sharding, params),
-    )
+def _merged(params: Params, spec: lora.Lora, adapter: dict[str, jax.Array], dtype_of: Callable[..., Any]) -> Params:
+    """An adapter in its base, whose weights stay where they lie; the sums are of float32 and rounded once.
+
+    Args:
+      dtype_of: the dtype of a leaf by its path.
+    """
+
+    def merge(base, adapter):
+        whole = lora.merge(base, adapter, spec.scale)
+        return jax.tree.map_with_path(lambda path, x: x.astype(dtype_of(tuple(key.key for key in path))), whole)
+
+    merging = jax.jit(merge, donate_argnums=0, out_shardings=jax.tree.map(lambda x: x.sharding, params))
     # arrays of the host, the same on all of several
-    return merge(params, jax.tree.map(np.asarray, adapter))
+    return merging(params, jax.tree.map(np.asarray, adapter))
 
 
 def load_model(
@@ -158,7 +163,7 @@ def load_model(
       compute_dtype, remat: as in ``models.decoder.make_policy``.
       attention: as in ``models.kernels.attention_kernels.make_attend``.
       frozen: its weights never train, or without float32 masters: they are kept as ``models.io.weights.as_computed``
-        says, but for an adapter's.
+        says, an adapter merged into them as well.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
@@ -178,7 +183,8 @@ def load_model(
             frozen=frozen and not merged,  # a sum in float32 is rounded once
         )
         if merged:
-            params = _merged(params, *lora.load(given, config))
+            kept = weights.as_computed(config, compute_dtype) if frozen else lambda path: jnp.float32
+            params = _merged(params, *lora.load(given, config), kept)
     except UserError:
         raise
     except (ValueError, OSError, KeyError) as error:

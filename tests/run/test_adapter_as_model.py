@@ -52,6 +52,17 @@ def test_it_is_its_base_with_the_adapter_merged(adapted, mesh):
     assert float(jnp.abs(model.params["layers"][name] - base["layers"][name]).max()) > 0.1
 
 
+def test_where_nothing_trains_the_sums_are_kept_in_the_type_of_the_computation(adapted):
+    """Matrices in bfloat16, each the float32 sum rounded once; norms stay as they are."""
+    folder = adapted[0]
+    whole = parts.load_model(str(folder)).params
+    small = parts.load_model(str(folder), compute_dtype=jnp.bfloat16, frozen=True).params
+    assert {str(x.dtype) for x in jax.tree.leaves(whole)} == {"float32"}
+    assert small["layers"]["q"].dtype == jnp.bfloat16 and small["final_norm"].dtype == jnp.float32
+    for got, want in zip(jax.tree.leaves(small), jax.tree.leaves(whole), strict=True):
+        assert bool(jnp.all(got == want.astype(got.dtype)))
+
+
 def test_plans_presets_doctor_and_eval_know_it(adapted, capsys):
     folder, _, config, *_ = adapted
     assert known_models.shape_of(str(folder)) == config
