@@ -423,7 +423,6 @@ def opened(settings: Settings) -> Opened:
     )
     if settings.reward:
         problems, verifier = (*problems[:2], method.own_reward(settings.reward)), None
-    narrow = settings.weights == "bfloat16"
     model = parts.load_model(
         settings.model,
         mesh=mesh,
@@ -431,10 +430,8 @@ def opened(settings: Settings) -> Opened:
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,
-        frozen=narrow or keeps_narrow(settings),
+        frozen=settings.weights == "bfloat16" or keeps_narrow(settings),
     )
-    if narrow:  # a merged adapter's are float32
-        model = model._replace(params=as_used(model.config, model.params, jnp.dtype(settings.compute)))
     model = lora_state.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:
         model = model._replace(params=rules.shard(model.params, mesh))
