@@ -61,6 +61,7 @@ ARMS = {
     "sens": {"merge": long_short.sens},
     "dpo": {"merge": long_short.slow, "dpo_steps": 40},
 }
+METHOD = "ta"
 METRICS = ("eval/accuracy", "eval/tokens", "eval/reflection", "eval/pass@4")
 CURVES = ("eval/accuracy", "eval/tokens", "eval/reflection", "sft/loss")
 

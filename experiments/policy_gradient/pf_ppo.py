@@ -101,8 +101,8 @@ ARMS = {
     "bw_2": {"judge": NOISE_2, "weigh": selection.best_worst_weights},
 }  # fmt: skip
 AT_ONCE = 128  # problems whose responses are sampled and read together before training
-METHOD = "br"
 BED = experiment.Bed(judges=(("ppo", "filter/fit", 0.3),))
+METHOD = "bw"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "filter/fit", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 

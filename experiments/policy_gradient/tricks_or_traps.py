@@ -128,6 +128,7 @@ ARMS = {
     "signed": {"advantages": group.dr_grpo_advantages, "reward": signed},
     "refilled": {"reduction": "token_mean", "clip_high": 0.28, "keep": keep_ended, "overflow": refill.dropped},
 }
+METHOD = "lite_ppo"
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (
     *METRICS, "reward/mean", "policy/entropy", "policy/clip_fraction", "group/degenerate_fraction",

@@ -9,7 +9,7 @@ import pytest
 from experiments.parts import rare_search
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import __main__ as commands
-from jaxrl_llm.experiment import compare
+from jaxrl_llm.experiment import compare, doctor, locate
 from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.experiment.results import Results
 from tests import close
@@ -119,6 +119,18 @@ def test_every_family_has_a_baseline_and_every_experiment_its_method(family):
     assert arm in ("grpo", "unlimited") and len(methods) == len(compare.experiments_of(family))
     for module, arm in methods:
         assert arm != next(iter(module.ARMS)) or arm == module.__name__.split(".")[-1], f"{module.__name__}: {arm}"
+
+
+def test_a_method_is_the_arm_that_its_claim_is_about():
+    """Of the pilots, which name the arms of every claim: kimi_k15 claims something of its length penalty alone."""
+    rows = (line.split("\t") for line in (locate.root() / "results" / "pilots.tsv").read_text().splitlines()[1:])
+    claimed = {row[0]: row[2].split(" - ")[0] for row in rows}
+    found = {}
+    for family in ("policy_gradient", "efficiency", "curriculum"):
+        for slug, path in compare.experiments_of(family).items():
+            found[f"{family}/{slug}"] = compare.method_arm(doctor.load(path))
+    others = {name for name in found.keys() & claimed.keys() if found[name] != claimed[name]}
+    assert others == {"policy_gradient/kimi_k15"}
 
 
 def test_stages_share_the_steps():
