@@ -8,6 +8,7 @@ import dataclasses
 import math
 import pathlib
 import sys
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
@@ -242,13 +243,18 @@ def judged(found: Results, bed: beds.Bed) -> tuple[tuple[Judged, ...], list[str]
     return claims.corrected(parts), [f"{metric} of {baseline}: {problem}" for problem in wrong]
 
 
-def verdict_table(parts: tuple[Judged, ...], rates: dict[str, float]) -> str:
-    """Markdown: one row a method, its difference with Holm's interval, and the rate that was chosen for it."""
+def verdict_table(parts: tuple[Judged, ...], rates: dict[str, float], edge: Collection[str] = ()) -> str:
+    """Markdown: one row a method, its difference with Holm's interval, and the rate that was chosen for it.
+
+    Args:
+      edge: methods of which that rate is the lowest or the highest that was tried.
+    """
     lines = ["| method | difference | verdict | learning rate |", "|---|---|---|---|"]
     for part in sorted(parts, key=lambda part: -part.mean):
         said = f"{part.mean:+.3g} [{part.low:+.3g}, {part.high:+.3g}], {100 * (1 - part.level):.3g} % interval"
         small = ", below d*" * part.small
-        lines.append(f"| {part.arm} | {said} | {part.verdict}{small} | {rates.get(part.arm, math.nan):g} |")
+        rate = f"{rates.get(part.arm, math.nan):g}{', an end of the grid' * (part.arm in edge)}"
+        lines.append(f"| {part.arm} | {said} | {part.verdict}{small} | {rate} |")
     return "\n".join(lines) + "\n"
 
 
@@ -322,7 +328,8 @@ def _write(
     } | results.plain(more)
     record.write_json(out / "results.json", whole)
     said = f"{verdicts.INVALID}: {'; '.join(wrong)}\n" if wrong else ""
-    table = f"{results.table(found, METRICS)}\n{said}{verdict_table(parts, rates)}"
+    edge = [name for one in more["tuned"].values() for name in one["at_the_edge"]]
+    table = f"{results.table(found, METRICS)}\n{said}{verdict_table(parts, rates, edge)}"
     (out / "table.md").write_text(table)
     where = f"bed {common.bed}" if common.bed else common.data
     caption = (
