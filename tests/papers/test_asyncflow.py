@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import time
-import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from experiments.parts import running_sums, strings
 from experiments.parts import running_sums_task as toy
 from experiments.systems import asyncflow
 from experiments.systems.parts import event_simulator, streaming_simulator
-from jaxrl_llm import experiment
 from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.experiment import arms, cli, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
@@ -23,6 +21,7 @@ from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.train import host
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import init_state
+from jaxrl_llm.train.plan import Setup
 from tests import close
 
 WORLD = running_sums.WORLD
@@ -210,15 +209,13 @@ def test_the_lagged_actor_is_the_policy_of_so_many_updates_ago():
 
 
 def test_arms_that_would_train_alike_are_simulated_alone_on_rows_as_well(monkeypatch):
-    bench = types.SimpleNamespace(model=types.SimpleNamespace(policy=asyncflow.WORLD.policy))
-    plan = experiment.Plan(lambda key: {}, ("online",), lambda params, key: {})
-    monkeypatch.setattr(asyncflow.recipes, "bench", lambda settings: bench)
-    monkeypatch.setattr(asyncflow.recipes, "make_online", lambda *given, **slots: None)
-    monkeypatch.setattr(asyncflow.recipes, "one_stage", lambda *given, **more: plan)
+    slots = {"make": lambda **slots: "online", "temperature": 1.0}
+    rows = Setup(asyncflow.WORLD, lambda key: {}, lambda params, key: {}, slots=slots, fields={"on_host": True})
+    monkeypatch.setattr(asyncflow, "own", lambda settings: rows)
     base = arms.preset(asyncflow, smoke=True, model=asyncflow.Settings().model)
     found = {
-        name: asyncflow.build(dataclasses.replace(settings, data="rows.jsonl")).stages
+        name: [stage.method for stage in asyncflow.build(dataclasses.replace(settings, data="rows.jsonl")).stages]
         for name, settings in arms.resolve(asyncflow, base, ()).items()
     }
-    trained = {name: ("online",) for name in ("streamed", "async", "async_2", "async_4")}
-    assert found == trained | {"colocated": (), "apart": ()}
+    trained = {name: ["online"] for name in ("streamed", "async", "async_2", "async_4")}
+    assert found == trained | {"colocated": [], "apart": []}

@@ -202,13 +202,14 @@ def test_a_bonus_for_calls_is_for_the_agents_tools():
 
 def test_the_arms_of_the_file_train_in_the_domain_that_is_named():
     settings = mua_rl.Settings(domain="telecom")
-    arena, ground, figures = mua_rl.embedded(settings)
-    assert arena is telecom.make_telecom() and figures is telecom.figures
+    setup = mua_rl.embedded(settings)
+    assert setup.tasks.policy is telecom.make_telecom().policy
+    assert setup.measure.args[0] is telecom.make_telecom() and setup.measure.keywords["figures"] is telecom.figures
     for users in (retail.holding_back, retail.outspoken):
         changed = arms.resolve(mua_rl, settings, ("mua_rl" if users is retail.holding_back else "static",))
         (resolved,) = changed.values()
-        np.testing.assert_array_equal(mua_rl.embedded(resolved)[1].train.tokens, users(telecom.problems).tokens)
-    assert mua_rl.embedded(mua_rl.Settings())[0] is retail.make_retail()
+        np.testing.assert_array_equal(mua_rl.embedded(resolved).tasks.train.tokens, users(telecom.problems).tokens)
+    assert mua_rl.embedded(mua_rl.Settings()).measure.args[0] is retail.make_retail()
     with pytest.raises(UserError, match="--domain"):
         cli.run(mua_rl, ["--plan", "--domain", "airline"])
 
