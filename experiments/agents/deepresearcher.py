@@ -110,16 +110,11 @@ def embedded(settings: Settings) -> Setup:
     """The web of the arm; every arm is measured on the noisy one."""
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
-    play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
-
-    def rollout(params, tokens, *rest):
-        return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
-
     score = multi_hop.score_by_f1(rewarded(settings), formed=noisy_web.well_formed)
     return Setup(
         arena, arenas.make_base(noisy_web.make_noisy_web(skill=SKILL), steps=settings.base_steps),
         strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures),
-        slots={"rollout": rollout, "score": score},
+        slots={"rollout": arenas.trained_episodes(arena, settings), "score": score},
     )  # fmt: skip
 
 

@@ -87,15 +87,10 @@ CURVES = ("eval/f1", "eval/f1_3", "eval/searches", "eval/formed", "reward/mean",
 def embedded(settings: Settings) -> Setup:
     """Facts of several hops; the base has seen all kinds, played badly."""
     arena = settings.make_arena(settings.retrieve)
-    play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
-
-    def rollout(params, tokens, *rest):
-        return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
-
     return Setup(
         arena, arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps),
         strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures),
-        slots={"rollout": rollout, "score": multi_hop.score_by_f1(rewarded(settings))},
+        slots={"rollout": arenas.trained_episodes(arena, settings), "score": multi_hop.score_by_f1(rewarded(settings))},
     )  # fmt: skip
 
 

@@ -92,12 +92,8 @@ def embedded(settings: Settings) -> Setup:
 def own(settings: Settings) -> Setup:
     """Rows of the main job."""
     found = recipes.bench(settings)
-    make = partial(recipes.make_online, settings, found)
-    return Setup(
-        found.model, lambda key: found.model.params, recipes.make_measure(settings),
-        slots={"make": make, "temperature": settings.temperature},
-        fields={"on_host": found.score is None, "host_score": recipes.host_judge(found, ()), "model": found.model},
-    )  # fmt: skip
+    slots = {"make": partial(recipes.make_online, settings, found), "temperature": settings.temperature}
+    return recipes.single_turn(found, recipes.make_measure(settings))._replace(slots=slots)
 
 
 def build(settings: Settings) -> experiment.Plan:

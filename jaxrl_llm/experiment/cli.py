@@ -98,11 +98,8 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
       UserError: for an unknown flag (naming the nearest one) or a number out of range.
     """
     arguments = merged(arguments, flags.several(Options) | flags.several(module.Settings))
-    words = [a.split("=", 1) for a in arguments]
-    given = {w[0].lstrip("-").removeprefix("no-").replace("-", "_") for w in words if w[0].startswith("--")}
-    model = next((w[1] if len(w) > 1 else "".join(arguments[k + 1 : k + 2]) for k, w in enumerate(words)
-                  if w[0] == "--model"), module.Settings().model)  # fmt: skip
-    base = arms.preset(module, smoke="--smoke" in arguments, model=model)
+    given = flags.named(arguments)
+    base = arms.preset(module, smoke="--smoke" in arguments, model=given.get("model", module.Settings().model))
     functions = {f.name: getattr(base, f.name) for f in dataclasses.fields(base) if callable(getattr(base, f.name))}
     own = {f.name for f in dataclasses.fields(Options)}  # one flag serves an option and a setting of the same name
     shown_fields = [f for f in dataclasses.fields(base) if f.name not in functions.keys() | own]
@@ -124,7 +121,7 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     command = flags.read(both, arguments, prog=command_name(module), names=known)
     placed = {"mesh": command.options.mesh}
     settings = type(base)(**dataclasses.asdict(command.settings), **functions, **placed)
-    return command.options, settings, given & {f.name for f in shown_fields}
+    return command.options, settings, given.keys() & {f.name for f in shown_fields}
 
 
 def merged(arguments: list[str], many: set[str]) -> list[str]:

@@ -5,7 +5,6 @@ baseline is seen to learn.
 """
 
 import dataclasses
-import math
 import pathlib
 import sys
 from collections.abc import Collection
@@ -20,8 +19,7 @@ from jaxrl_llm.experiment import arms, claims, cli, doctor, locate, plots, recip
 from jaxrl_llm.experiment.claims import Judged
 from jaxrl_llm.experiment.evidence import beds, standard, store, tuning, verdicts
 from jaxrl_llm.experiment.results import Results
-from jaxrl_llm.run import compile_cache, flags
-from jaxrl_llm.run import parts as job
+from jaxrl_llm.run import bench, compile_cache, flags
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
@@ -100,7 +98,7 @@ def of_bed(name: str) -> tuple[dict[str, Any], beds.Bed]:
     Raises:
       UserError: for a bed that does not exist, or that has no problems to sample and verify.
     """
-    found = {p.stem: p for p in sorted((locate.root() / "experiments" / "beds").glob("*.py")) if p.stem[0] != "_"}
+    found = experiments_of("beds")
     if name not in found:
         raise UserError(f"--bed {name}: the test beds are {', '.join(found)}")
     module = doctor.load(found[name])
@@ -198,31 +196,20 @@ def _is_plain(plan: Plan, common: Common) -> bool:
     return jax.tree.structure(params) == jax.tree.structure(recipes.bench(common).model.params)
 
 
-def _given(arguments: list[str]) -> dict[str, str]:
-    """Names of the settings that are given as flags, each with the word behind it."""
-    found = {}
-    for k, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            name = name.removeprefix("--").removeprefix("no-").replace("-", "_")
-            found[name] = value if equals else "".join(arguments[k + 1 : k + 2])
-    return found
+def tuned_by(common: Common, module: ModuleType, arm: str, folder: pathlib.Path) -> tuple[dict[str, Any], Any, Plan]:
+    """The rates of ``--tune`` for one method, tried on seeds of their own; its settings and plan at the best of them.
 
-
-def rate_of(common: Common, module: ModuleType, arm: str, plan: Plan, folder: pathlib.Path) -> dict[str, Any]:
-    """The rates of ``--tune`` for one method, tried on seeds of their own: its best by training reward.
-
-    Nothing for one that does not train. From seed 1000 on; no evaluation problem is looked at.
+    By training reward, from seed 1000 on; no evaluation problem is looked at.
     """
-    if not plan.stages:
-        return {}
-    resolved, built, identities = {}, {}, {}
-    for rate in tuning.grid_of(common.tune):
+    resolved, built = {}, {}
+    for rate in common.tune:
         name = f"{method_name(module, arm)}@{rate:g}"
         resolved[name], built[name] = prepare(module, arm, dataclasses.replace(common, learning_rate=rate))
-        tried = tuning.tried(built[name])
-        identities[name] = store.identity(module, resolved[name], tried, arms.trace(tried))
-    return tuning.best(common, folder, "", tuning.grid_of(common.tune), resolved, built, identities)
+    tried = {name: tuning.tried(plan) for name, plan in built.items()}
+    identities = store.identities(module, resolved, tried)
+    found = tuning.best(common, folder, "", common.tune, resolved, built, identities)
+    ((name, rate),) = found["best"].items()
+    return found, resolved[f"{name}@{rate:g}"], built[f"{name}@{rate:g}"]
 
 
 def method_name(module: ModuleType, arm: str) -> str:
@@ -243,8 +230,8 @@ def judged(found: Results, bed: beds.Bed) -> tuple[tuple[Judged, ...], list[str]
     return claims.corrected(parts), [f"{metric} of {baseline}: {problem}" for problem in wrong]
 
 
-def verdict_table(parts: tuple[Judged, ...], rates: dict[str, float], edge: Collection[str] = ()) -> str:
-    """Markdown: one row a method, its difference with Holm's interval, and the rate that was chosen for it.
+def verdict_table(parts: tuple[Judged, ...], found: Results, edge: Collection[str] = ()) -> str:
+    """Markdown: one row a method, its difference with Holm's interval, and the rate at which it was run.
 
     Args:
       edge: methods of which that rate is the lowest or the highest that was tried.
@@ -253,25 +240,24 @@ def verdict_table(parts: tuple[Judged, ...], rates: dict[str, float], edge: Coll
     for part in sorted(parts, key=lambda part: -part.mean):
         said = f"{part.mean:+.3g} [{part.low:+.3g}, {part.high:+.3g}], {100 * (1 - part.level):.3g} % interval"
         small = ", below d*" * part.small
-        rate = f"{rates.get(part.arm, math.nan):g}{', an end of the grid' * (part.arm in edge)}"
+        rate = f"{found.arms[part.arm].settings['learning_rate']:g}{', an end of the grid' * (part.arm in edge)}"
         lines.append(f"| {part.arm} | {said} | {part.verdict}{small} | {rate} |")
     return "\n".join(lines) + "\n"
 
 
 def read_common(family: str, arguments: list[str]) -> Common:
     """The shared settings of a command; a whole comparison measures as a record does, where no flag says otherwise."""
-    given = _given(arguments)
-    rows = given.get("data", "")
-    if rows and rows not in job.TASKS and "bed" in given:
-        raise UserError(f"--bed {given['bed']} has problems of its own; drop it, or --data {rows}")
+    given = flags.named(arguments)
     start = first_settings(family, smoke="--smoke" in arguments, bed=given.get("bed", ""))
-    if rows and rows not in job.TASKS:
+    if "data" in given and not bench.is_generated(given["data"]):
+        if "bed" in given:
+            raise UserError(f"--bed {given['bed']} has problems of its own; drop it, or --data {given['data']}")
         start = dataclasses.replace(start, bed="")
     prog = f"python -m jaxrl_llm.experiment compare {family}"
     common = flags.read(Common, arguments, prog=prog, default=start)
     cli.check_run(common)
     if common.tune:
-        tuning.grid_of(common.tune)
+        common = dataclasses.replace(common, tune=tuning.grid_of(common.tune))
     common = common if common.smoke else standard.widened(common, set(given))
     cli.check_sizes(common, 0)
     return common
@@ -294,11 +280,8 @@ def compare(family: str, arguments: list[str]) -> Results:
         raise UserError(f"no method of {family} takes the common settings; see the lines above")
     out = cli.open_folder(common.out or f"runs/{'smoke/' if common.smoke else ''}compare/{family}")
     tuned: dict[str, Any] = {}
-    for name in list(built) if common.tune else ():
-        if found := rate_of(common, *modules[name], built[name], out / "arms"):
-            tuned[name] = found
-            own = dataclasses.replace(common, learning_rate=found["best"][name])
-            resolved[name], built[name] = prepare(*modules[name], own)
+    for name in [name for name, plan in built.items() if plan.stages] if common.tune else ():
+        tuned[name], resolved[name], built[name] = tuned_by(common, *modules[name], out / "arms")
     tail = standard.tail_of(built, resolved)
     identities = {
         name: store.identity(modules[name][0], resolved[name], plan, arms.trace(plan), tail=tail)
@@ -306,14 +289,13 @@ def compare(family: str, arguments: list[str]) -> Results:
     }
     found = store.run_arms(common, resolved, built, identities, list(range(common.seeds)), out / "arms", tail=tail)
     parts, wrong = judged(found, of_bed(common.bed)[1] if common.bed else beds.Bed())
-    rates = {name: settings.learning_rate for name, settings in resolved.items()}
-    _write(family, arguments, common, found, parts, wrong, tail, out, {"left_out": left_out, "tuned": tuned}, rates)
+    _write(family, arguments, common, found, parts, wrong, tail, out, {"left_out": left_out, "tuned": tuned})
     return found
 
 
 def _write(
     family: str, arguments: list[str], common: Common, found: Results, parts: tuple[Judged, ...], wrong: list[str],
-    tail: int, out: pathlib.Path, more: dict[str, Any], rates: dict[str, float],
+    tail: int, out: pathlib.Path, more: dict[str, Any],
 ) -> None:  # fmt: skip
     told = [f.name for f in dataclasses.fields(common) if f.name not in ("out", "fresh", "record", "compile_cache")]
     whole = {
@@ -329,13 +311,11 @@ def _write(
     record.write_json(out / "results.json", whole)
     said = f"{verdicts.INVALID}: {'; '.join(wrong)}\n" if wrong else ""
     edge = [name for one in more["tuned"].values() for name in one["at_the_edge"]]
-    table = f"{results.table(found, METRICS)}\n{said}{verdict_table(parts, rates, edge)}"
+    table = f"{results.table(found, METRICS)}\n{said}{verdict_table(parts, found, edge)}"
     (out / "table.md").write_text(table)
     where = f"bed {common.bed}" if common.bed else common.data
-    caption = (
-        f"{common.seeds} seeds, {common.eval_problems} problems x {common.eval_samples} samples, mean of the last "
-    )
-    caption += f"{tail} evaluations; learning rates {'tuned equally' if common.tune else 'of the bed'}"
+    caption = f"{common.seeds} seeds, {common.eval_problems} problems x {common.eval_samples} samples, "
+    caption += f"mean of the last {tail} evaluations; learning rates {'tuned equally' if common.tune else 'of the bed'}"
     caption += f"; {verdicts.INVALID}" if wrong else ""
     title = f"{family}: {where}, {common.steps} steps"
     plots.plot_rows(out / "plot.png", found, PANELS, title, parts, caption)

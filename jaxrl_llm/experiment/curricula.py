@@ -157,19 +157,11 @@ def make_single_turn_plan(
       host_score: where the bench judges on the host: replaces its judge of training responses; see
         ``recipes.host_judge``.
     """
-    on_host = found.score is None
-    if more is None or on_host:
+    if more is None or found.score is None:
         measure = recipes.make_measure(settings)
     else:
         measure = _measure(recipes.bench_identity(settings), settings.temperature, settings.eval_samples, more)
-    return Plan(
-        init=lambda key: found.model.params,
-        stages=tuple(stages),
-        measure=measure,
-        on_host=on_host,
-        host_score=recipes.host_judge(found, stages, host_score),
-        model=found.model,
-    )
+    return recipes.single_turn(found, measure, stages, host_score).plan(*stages)
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.experiment.claims import Claim, Judged
 from jaxrl_llm.experiment.evidence.verdicts import CONTRADICTED, SUPPORTED_HERE
 from jaxrl_llm.experiment.results import Results, interval
-from jaxrl_llm.metrics.intervals import t_quantile
+from jaxrl_llm.metrics.intervals import Interval, t_quantile
 from jaxrl_llm.run.records import record
 
 
@@ -52,13 +52,18 @@ def _lines(axis, results: Results, metric: str, colours) -> None:
     axis.set_xlabel("step")
 
 
+def _point(axis, found: Judged | Interval, row: int, **style) -> None:
+    """A mean with its interval in a row."""
+    ends = np.nan_to_num([[found.mean - found.low], [found.high - found.mean]])
+    axis.errorbar([found.mean], [row], xerr=ends, ms=5, capsize=3, **style)
+
+
 def _rows(axis, values: dict[str, np.ndarray], names: list[str]) -> None:
     """A row for every name: one dot a seed, the mean with its interval."""
     for k, name in enumerate(names):
         found, colour = interval(values[name]), "tab:blue" if k else "black"
         axis.plot(values[name], np.full(len(values[name]), k), ".", ms=4, alpha=0.35, color=colour)
-        ends = np.nan_to_num([[found.mean - found.low], [found.high - found.mean]])
-        axis.errorbar([found.mean], [k], xerr=ends, fmt="o", ms=5, capsize=3, color=colour)
+        _point(axis, found, k, fmt="o", color=colour)
     axis.grid(alpha=0.3)
 
 
@@ -71,11 +76,9 @@ def _differences(axis, parts: dict[str, Judged], names: list[str]) -> None:
             continue
         part = parts[name]
         colour = {SUPPORTED_HERE: "tab:green", CONTRADICTED: "tab:red"}.get(part.verdict, "tab:blue")
-        ends = np.nan_to_num([[part.mean - part.low], [part.high - part.mean]])
-        axis.errorbar([part.mean], [k], xerr=ends, fmt="D", ms=5, capsize=3, color=colour)
-        said = {SUPPORTED_HERE: "better", CONTRADICTED: "worse"}.get(
-            part.verdict, part.verdict
-        ) + ", below d*" * part.small
+        _point(axis, part, k, fmt="D", color=colour)
+        said = {SUPPORTED_HERE: "better", CONTRADICTED: "worse"}.get(part.verdict, part.verdict)
+        said += ", below d*" * part.small
         axis.annotate(
             said, (1.02, k), xycoords=("axes fraction", "data"), fontsize=7, va="center", annotation_clip=False
         )

@@ -1,6 +1,6 @@
 """Parts that several experiments share beside their bench: rollout, online method, arms, held-out measurement."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage, no_extras
+from jaxrl_llm.train.plan import Plan, Setup, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
@@ -42,7 +42,7 @@ __all__ = [
     "Outside", "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
     "last_members", "make_answer_reader", "make_measure", "make_online", "measure_on_host", "rollout_of_model",
     "model_of", "one_stage", "outside_of", "rollout_of", "sample_all", "stale_actor", "summary",
-    "unscored", "with_heads",
+    "single_turn", "unscored", "with_heads",
 ]  # fmt: skip
 
 
@@ -283,14 +283,24 @@ def one_stage(
       host_score: where the bench judges on the host, what judges training responses; see ``host_judge``.
     """
     stages = (Stage(online, settings.steps, extras),)
-    return Plan(
-        init=lambda key: found.model.params,
-        stages=stages,
-        measure=make_measure(settings),
-        on_host=found.score is None,
-        host_score=host_judge(found, stages, host_score),
-        model=found.model,
-    )
+    return single_turn(found, make_measure(settings), stages, host_score).plan(*stages)
+
+
+def single_turn(
+    found: Bench,
+    measure: Callable[[Params, Key], dict[str, Array]],
+    stages: Sequence[Stage] = (),
+    host_score: Callable[[Trajectories], Rewards] | None = None,
+) -> Setup:
+    """The bench's model and who judges its responses, as the setup of an experiment.
+
+    Args:
+      stages: that will train, where some may have a score of their own; see ``host_judge``.
+      host_score: as in ``host_judge``.
+    """
+    judge = host_judge(found, stages, host_score)
+    fields = {"on_host": found.score is None, "host_score": judge, "model": found.model}
+    return Setup(found.model, lambda key: found.model.params, measure, fields=fields)
 
 
 def of_samples(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:

@@ -146,6 +146,21 @@ def joined(arguments: Sequence[str], many: Iterable[str]) -> list[str]:
     return [word for part in {id(part): part for part in found}.values() for word in part]
 
 
+def named(arguments: Sequence[str]) -> dict[str, str]:
+    """The fields that a command line names as flags, each with the word behind it.
+
+    >>> named(["--model", "nano", "--no-remat", "--steps=3"])
+    {'model': 'nano', 'remat': '--steps=3', 'steps': '3'}
+    """
+    found = {}
+    for k, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.lstrip("-").removeprefix("no-").replace("-", "_")
+            found[name] = value if equals else "".join(arguments[k + 1 : k + 2])
+    return found
+
+
 def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None, names: Iterable[str] = ()) -> Any:
     """An object of the dataclass ``kind`` from the words of a command line; ``--help`` prints and exits with 0.
 

@@ -32,7 +32,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.decoder import as_used, make_policy
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.kernels.attention_kernels import (
@@ -129,20 +129,17 @@ def policy_maker(
     )
 
 
-def _merged(params: Params, spec: lora.Lora, adapter: dict[str, jax.Array], dtype_of: Callable[..., Any]) -> Params:
-    """An adapter in its base, whose weights stay where they lie; the sums are of float32 and rounded once.
-
-    Args:
-      dtype_of: the dtype of a leaf by its path.
-    """
-
-    def merge(base, adapter):
-        whole = lora.merge(base, adapter, spec.scale)
-        return jax.tree.map_with_path(lambda path, x: x.astype(dtype_of(tuple(key.key for key in path))), whole)
-
-    merging = jax.jit(merge, donate_argnums=0, out_shardings=jax.tree.map(lambda x: x.sharding, params))
+def _merged(
+    params: Params, spec: lora.Lora, adapter: dict[str, jax.Array], config: ModelConfig, compute_dtype: Any
+) -> Params:
+    """An adapter in its base, whose weights stay where they lie; the sums are of float32 and rounded once."""
+    merge = jax.jit(
+        lambda base, adapter: as_used(config, lora.merge(base, adapter, spec.scale), compute_dtype),
+        donate_argnums=0,
+        out_shardings=jax.tree.map(lambda x: x.sharding, params),
+    )
     # arrays of the host, the same on all of several
-    return merging(params, jax.tree.map(np.asarray, adapter))
+    return merge(params, jax.tree.map(np.asarray, adapter))
 
 
 def load_model(
@@ -183,8 +180,7 @@ def load_model(
             frozen=frozen and not merged,  # a sum in float32 is rounded once
         )
         if merged:
-            kept = weights.as_computed(config, compute_dtype) if frozen else lambda path: jnp.float32
-            params = _merged(params, *lora.load(given, config), kept)
+            params = _merged(params, *lora.load(given, config), config, compute_dtype if frozen else jnp.float32)
     except UserError:
         raise
     except (ValueError, OSError, KeyError) as error:

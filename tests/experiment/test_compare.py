@@ -90,7 +90,9 @@ def test_methods_are_held_against_the_baseline_on_a_bed_that_learns():
     assert wrong == [] and [part.verdict for part in parts] == ["supported here", "contradicted", "no practical effect"]
     close.assert_near(parts[0].d_star, 0.25 * (0.3 + noise[0].mean()))
     assert sorted(part.level for part in parts)[0] == 0.05 / 3
-    lines = compare.verdict_table(parts, {"above": 2e-4, "level": 1e-4}, ["level"]).splitlines()
+    for name, one in found.arms.items():
+        one.settings["learning_rate"] = {"above": 2e-4}.get(name, 1e-4)
+    lines = compare.verdict_table(parts, found, ["level"]).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| above", "| level", "| below"]
     assert "supported here | 0.0002 |" in lines[2] and "| 0.0001, an end of the grid |" in lines[3]
     flat = Results({name: _rising(0.4, 0.4 + noise[k]) for k, name in enumerate(ends)})

@@ -108,6 +108,16 @@ def arena_episodes(arena: Arena, problems: Problems, *, group_size: int, tempera
     )  # fmt: skip
 
 
+def trained_episodes(arena: Arena, settings: Any) -> Callable[..., Trajectories]:
+    """Groups of episodes of training tasks as ``settings.trained(rows, prompt_tokens=...)`` shows them to the loss."""
+    played = arena_episodes(arena, arena.train, group_size=settings.group_size)
+
+    def rollout(params: Params, tokens: Array, *rest: Any) -> Trajectories:
+        return settings.trained(played(params, tokens, *rest), prompt_tokens=tokens.shape[1])
+
+    return rollout
+
+
 def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Callable]:
     """Slots of ``Online``: weights are swapped while episodes run, from those of ``lag`` updates ago to the newest.
 

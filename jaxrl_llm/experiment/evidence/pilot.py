@@ -64,17 +64,25 @@ def first_updates(method: Plan, baseline: Plan) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for index in range(min(len(method.stages), len(baseline.stages))):
-        for at in dict.fromkeys((0, max(method.stages[index].steps - 3, 0))):
-            ends = [_iterations(plan, 3, index, at) for plan in (baseline, method)]
-            if ends[0] is None or ends[1] is None:
-                break
-            (start, right, _), (_, left, acts) = ends
-            signal = {"groups_with_signal": found["groups_with_signal"]} if at and "groups_with_signal" in found else {}
-            found = {"update_difference": update_difference(left, right, start)} | signal
-            if has_groups(method.stages[index]) and not signal:
-                found["groups_with_signal"] = 1.0 - acts.get("group/degenerate_fraction", math.nan)
-            if not found["update_difference"] < SAME:
-                return found
+        first = _apart(method, baseline, index, 0)
+        if first is None:
+            continue
+        found, last = first, method.stages[index].steps - 3
+        if found["update_difference"] < SAME and last > 0:
+            found = first | {"update_difference": _apart(method, baseline, index, last)["update_difference"]}
+        if not found["update_difference"] < SAME:
+            break
+    return found
+
+
+def _apart(method: Plan, baseline: Plan, index: int, at: int) -> dict[str, float] | None:
+    """``first_updates`` of one stage, with the numbers of the steps from ``at`` on; None where it cannot be traced."""
+    right, left = (_iterations(plan, 3, index, at) for plan in (baseline, method))
+    if right is None or left is None:
+        return None
+    found = {"update_difference": update_difference(left[1], right[1], right[0])}
+    if has_groups(method.stages[index]):
+        found["groups_with_signal"] = 1.0 - left[2].get("group/degenerate_fraction", math.nan)
     return found
 
 
