@@ -118,7 +118,8 @@ def build(settings: Settings) -> experiment.Plan:
     level = np.asarray(found.train.level)
     hard = level >= settings.hard_level
     first = experiment.Stage(make(np.flatnonzero(hard), settings.lam, as_judged, by_token), settings.first_steps)
-    rows = solvable(settings, np.flatnonzero(~hard)) if settings.second == "easy" else np.flatnonzero(hard)
+    easier = np.flatnonzero(~hard if not hard.all() else hard)  # where all are hard: those of them that are solved
+    rows = solvable(settings, easier) if settings.second == "easy" else np.flatnonzero(hard)
     second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
     plan = curricula.make_single_turn_plan(settings, found, (first, second), host_score=host_score)
@@ -145,13 +146,13 @@ def taught_rates(settings: recipes.OnlineSettings, rows: tuple[int, ...], warm_s
     )
 
 
-def solvable(settings: Settings, easy: np.ndarray) -> np.ndarray:
-    """The first ``few`` of the easy rows that are solved at least sometimes.
+def solvable(settings: Settings, easier: np.ndarray) -> np.ndarray:
+    """The first ``few`` of the easier rows that are solved at least sometimes.
 
     Raises:
       UserError: where too few are.
     """
-    tried = easy[: 8 * settings.few]
+    tried = easier[: 8 * settings.few]
     if tried.size:
         tried = tried[taught_rates(settings, tuple(tried.tolist()), settings.warm_steps) > 0]
     if tried.size < settings.few:

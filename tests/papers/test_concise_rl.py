@@ -102,6 +102,20 @@ def test_the_few_are_problems_that_the_taught_model_solves(monkeypatch):
         concise_rl.solvable(settings, easy[:0])
 
 
+def test_where_every_problem_is_hard_the_few_are_of_those(monkeypatch):
+    """As on a bed of one level: nothing is easier, and the second phase is of problems that are solved."""
+    chosen, make_chosen = [], curricula.make_chosen
+
+    def keep(rows, which):
+        chosen.append(np.asarray(rows).tolist())
+        return make_chosen(rows, which)
+
+    monkeypatch.setattr(curricula, "make_chosen", keep)
+    monkeypatch.setattr(concise_rl, "taught_rates", lambda settings, rows, warm_steps: np.array(rows) % 3 == 0)
+    concise_rl.build(_embedded(levels=(4,), few=2, train_problems=12))
+    assert chosen == [list(range(12)), [0, 3]]
+
+
 def test_rates_are_of_the_taught_copy(monkeypatch):
     judged = []
 
