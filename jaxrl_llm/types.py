@@ -52,10 +52,15 @@ class Responses(NamedTuple):
 
 
 class Rewards(NamedTuple):
-    """Scores of ``B`` sequences; an invalid score (infrastructure failure) is not a zero: it is left out."""
+    """Scores of ``B`` sequences; an invalid score (infrastructure failure) is not a zero: it is left out.
+
+    ``parts``: the rewards of which ``value`` is the weighted sum, by name; NaN where one does not apply to a response.
+    None: there is one reward.
+    """
 
     value: Float[Array, " B"]
     valid: Bool[Array, " B"]
+    parts: dict[str, Float[Array, " B"]] | None = None
 
 
 class Problems(NamedTuple):

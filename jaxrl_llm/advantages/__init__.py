@@ -43,6 +43,7 @@ from jaxrl_llm.advantages.group import batch_whitened as batch_whitened
 from jaxrl_llm.advantages.group import best_minus_second_advantages as best_minus_second_advantages
 from jaxrl_llm.advantages.group import dr_grpo_advantages as dr_grpo_advantages
 from jaxrl_llm.advantages.group import from_lowest as from_lowest
+from jaxrl_llm.advantages.group import gdpo_advantages as gdpo_advantages
 from jaxrl_llm.advantages.group import gpg_advantages as gpg_advantages
 from jaxrl_llm.advantages.group import group_normalized_advantages as group_normalized_advantages
 from jaxrl_llm.advantages.group import group_spread as group_spread

@@ -496,6 +496,45 @@ def per_label_advantages(
     return sum(columns[1:], columns[0])
 
 
+def gdpo_advantages(
+    reward_parts: Float[Array, "B K"],
+    group_ids: Int[Array, " B"],
+    reward_weights: Float[Array, " K"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+    eps: float = 1e-4,
+) -> Float[Array, " B"]:
+    """GDPO: each reward normalised within the group, their weighted sum over the whole batch.
+
+    ``S_i = sum_k w_k (r_ik - mean_group r_k) / (std_group r_k + eps)``, ``A_i = (S_i - mean_batch S) / (std_batch S +
+    eps)``; sample standard deviations. Responses of equal sums that earned different rewards keep apart, where their
+    rewards differ in spread. The second step looks at all groups of a step at once.
+
+    Args:
+      reward_parts: NaN where a reward does not apply to a response: it is left out of mean, deviation and sum.
+      reward_weights: of the rewards, after they are normalised.
+      valid: responses that count.
+
+    From "GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization",
+    arXiv:2601.05242, as in TRL (``multi_objective_aggregation="normalize_then_sum"``).
+
+    >>> import jax.numpy as jnp
+    >>> parts, ids = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), jnp.array([0, 0, 0])
+    >>> [round(float(x), 4) for x in gdpo_advantages(parts, ids, jnp.array([2.0, 1.0]), eps=0.0)]
+    [1.0, 0.0, -1.0]
+    """
+    valid = _valid(reward_parts[:, 0], valid)
+    applies = jnp.isfinite(reward_parts) & valid[:, None]
+    kept = jnp.where(applies, reward_parts, 0.0).astype(jnp.float32)
+    columns = [
+        reward_weights[k].astype(jnp.float32)
+        * group_normalized_advantages(kept[:, k], group_ids, valid=applies[:, k], eps=eps)
+        for k in range(kept.shape[1])
+    ]
+    whole = jnp.zeros(kept.shape[:1], jnp.int32)
+    return group_normalized_advantages(sum(columns[1:], columns[0]), whole, valid=valid, eps=eps)
+
+
 def mean_within(
     rewards: Float[Array, " B"],
     group_ids: Int[Array, " B"],

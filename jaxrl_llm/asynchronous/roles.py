@@ -325,7 +325,16 @@ class Judge:
 
 def score(judge: Judge, rows: Trajectories | Cell, cell: Cell | None = None) -> Rewards | Cell:
     """Rewards of the rows; raises Missing when a storage unit does not answer."""
-    return kept(Rewards(*(np.asarray(x) for x in judge.program.score(read(rows)))), cell)
+    return kept(jax.tree.map(np.asarray, judge.program.score(read(rows))), cell)
+
+
+def like_each_other(rewards: Sequence[Rewards]) -> list[Rewards]:
+    """Rewards of several parts of a step with the same names: rows that were given up have none, and count nowhere."""
+    names = {name for one in rewards for name in one.parts or {}}
+    if not names:
+        return list(rewards)
+    nothing = [dict.fromkeys(names, np.full(one.value.shape, np.nan, np.float32)) for one in rewards]
+    return [one._replace(parts=empty | (one.parts or {})) for one, empty in zip(rewards, nothing, strict=True)]
 
 
 def refer(judge: Judge, rows: Trajectories | Cell, cell: Cell | None = None) -> np.ndarray | Cell:
@@ -412,7 +421,7 @@ def learn(
     # the curriculum that learns is that of all lessons before, not that of whoever ordered the rows
     _, sampler = learner.program.draw(learner.state.sampler, learner.state.key, learner.state.step)
     drawn = Drawn(jnp.asarray(ids), sampler, jax.tree.map(jnp.asarray, joined(rows)))
-    judged = Rewards(*(jnp.concatenate([jnp.asarray(part[k]) for part in rewards]) for k in range(2)))
+    judged = jax.tree.map(lambda *x: jnp.concatenate([jnp.asarray(part) for part in x]), *like_each_other(rewards))
     learner.state, metrics = learner.program.finish(learner.state, drawn, judged)
     learner.metrics = {name: float(np.asarray(value)) for name, value in metrics.items()}
     learner.metrics["time/update_s"] = time.monotonic() - started

@@ -422,7 +422,7 @@ def opened(settings: Settings) -> Opened:
         evaluated=evaluated,
     )
     if settings.reward:
-        problems, verifier = (*problems[:2], method.own_reward(settings.reward)), None
+        problems, verifier = (*problems[:2], method.own_rewards(settings)), None
     model = parts.load_model(
         settings.model,
         mesh=mesh,

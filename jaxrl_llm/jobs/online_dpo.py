@@ -36,7 +36,7 @@ from jaxrl_llm.jobs.scoring import DrawnSettings, judged, with_reward
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.mixture import mixture_policy
 from jaxrl_llm.run import bench, flags, lora_state, named
-from jaxrl_llm.run.method import adamw
+from jaxrl_llm.run.method import adamw, own_reward
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Plan, Referred, keep_reference, reference_of, referred, with_whole_reference
@@ -62,7 +62,9 @@ class Settings(DrawnSettings):
 
     loss: str = "dpo_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
     loss_args: tuple[str, ...] = ()  # its settings, for example beta=0.05
-    reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
+    # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier; of several the sum
+    reward: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     judge: str = ""  # MODULE:FUNCTION of (answer, response) to a score: the second opinion of vrpo_loss
     # who draws the second half of a group; empty: as the loss has it, the policy for most
     partner: Literal["", "policy", "reference", "mixture"] = ""
@@ -410,7 +412,7 @@ def build(settings: Settings) -> Plan:
     """One online stage on the host: responses, rewards, preferences of them, one update."""
     method = method_of(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
-    second = judged(settings, found, settings.judge, "--judge")[2] if settings.judge else None
+    second = judged(settings, found, own_reward(settings.judge, "--judge"))[2] if settings.judge else None
     policy, size = found.model.policy, settings.group_size
     part = lora_state.PART if settings.lora else ""
 

@@ -45,7 +45,9 @@ class Settings(DrawnSettings):
     value_bins: int = 51  # outputs of a critic whose loss takes logits: its bins between low and high
     critic_warmup: int = 0  # steps before those of --steps in which the critic learns alone, of undiscounted returns
     critic_learning_rate: float = 1e-5  # of its warm-up
-    reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
+    # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier; of several the sum
+    reward: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     inner_epochs: int = 1  # updates on every rollout
     learning_rate: float = 1e-6
     group_size: int = 4

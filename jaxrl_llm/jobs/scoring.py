@@ -10,8 +10,9 @@ from jaxtyping import Array
 
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.run import bench, parts
-from jaxrl_llm.run.method import own_reward
+from jaxrl_llm.run.method import own_rewards
 from jaxrl_llm.types import Key, Params
+from jaxrl_llm.verifiers.verdict import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +34,8 @@ EMBEDDED = {  # of the bundled model
 }  # fmt: skip
 
 
-def judged(settings: Any, found: bench.Bench, name: str, flag: str) -> tuple[Callable, Callable, Callable]:
-    """Scorers of training rows and of held-out ones, and of training rows in the middle of a compiled program.
-
-    Raises:
-      UserError: where ``name`` is no function.
-    """
-    verifier = own_reward(name, flag)
+def judged(settings: Any, found: bench.Bench, verifier: Verifier) -> tuple[Callable, Callable, Callable]:
+    """Scorers of training rows and of held-out ones, and of training rows in the middle of a compiled program."""
     pool, tokenizer = parts.make_pool(verifier), found.model.tokenizer
     sets = bench.problem_sets(settings)
     scorers = [parts.make_scorer(tokenizer, rows, verifier=verifier, pool=pool) for rows in sets[:2]]
@@ -50,9 +46,9 @@ def with_reward(
     settings: Any, found: bench.Bench
 ) -> tuple[bench.Bench, Callable[[Params, Key], dict[str, Array]] | None]:
     """The bench judged by ``--reward``, and its measurement; without the flag the bench as it is, and None."""
-    if not settings.reward:
+    if (verifier := own_rewards(settings)) is None:
         return found, None
-    train, heldout, _ = judged(settings, found, settings.reward, "--reward")
+    train, heldout, _ = judged(settings, found, verifier)
     found, samples = found._replace(score=None, host_score=train, heldout_score=heldout), settings.eval_samples
     rollout = jax.jit(recipes.rollout_of(settings, found, group_size=samples, measured=True))
     return found, partial(recipes.measure_on_host, rollout, found.heldout, heldout, samples)

@@ -35,6 +35,7 @@ from jaxrl_llm.losses.distill import gold_loss as gold_loss
 from jaxrl_llm.losses.distill import iw_opd_loss as iw_opd_loss
 from jaxrl_llm.losses.distill import jsd_loss as jsd_loss
 from jaxrl_llm.losses.distill import merged_log_probs as merged_log_probs
+from jaxrl_llm.losses.distill import minillm_loss as minillm_loss
 from jaxrl_llm.losses.distill import reverse_kl_loss as reverse_kl_loss
 from jaxrl_llm.losses.distill import sampled_reverse_kl_loss as sampled_reverse_kl_loss
 from jaxrl_llm.losses.distill import sampled_self_distillation_loss as sampled_self_distillation_loss

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.losses.policy import log_ratio, masked
+from jaxrl_llm.losses.policy import clipped_policy_loss, log_ratio, masked
 from jaxrl_llm.types import TokenTerms
 
 
@@ -347,6 +347,56 @@ def iw_opd_loss(
     weight = 1.0 + gamma * (1.0 - before / jnp.maximum(jnp.sum(size, axis=1, keepdims=True), eps))
     weight = jnp.where(mask, weight, 0.0)
     return TokenTerms(-weight * gap * logp, {"weight": weight})
+
+
+def minillm_loss(
+    logp: Float[Array, "B T"],
+    teacher_logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: float = 1.0,
+    length_normalised: bool = True,
+    clip: float = 0.2,
+) -> TokenTerms:
+    """MiniLLM: the reverse KL of whole responses; a token answers for what the teacher says of all that follows it.
+
+    ``A_t = sum_{s >= t} gamma^(s - t) d_s / sum_{s >= t} gamma^(s - t)`` with ``d_s = teacher_logp_s - old_logp_s``,
+    over the tokens of the mask, in ``clipped_policy_loss``. ``gamma = 0`` is the sampled reverse KL of each token.
+    Reduce with ``token_mean``.
+
+    Args:
+      length_normalised: divide by the weights of what follows, so that early tokens do not answer for more.
+
+    ``aux``: ``advantage``, and those of ``clipped_policy_loss``.
+
+    From "MiniLLM: Knowledge Distillation of Large Language Models", arXiv:2306.08543, section 2.2. Differs from the
+    paper, as TRL's MiniLLMTrainer, in that responses are the student's own, not drawn from a mixture with the teacher;
+    its single-step part, the exact reverse KL of the next token, is ``reverse_kl_loss``, and ``reverse_kl`` alone is
+    what ``jaxrl distil`` does without a ``--loss``.
+
+    >>> import jax.numpy as jnp
+    >>> old, one = -jnp.ones((1, 2)), jnp.ones((1, 2), bool)
+    >>> minillm_loss(old, jnp.array([[-4.0, 0.0]]), old, one).aux["advantage"].tolist()  # d is -3 and 1
+    [[-1.0, 1.0]]
+    """
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma={gamma} must lie in [0, 1]: it discounts later tokens")
+    logp, teacher_logp, old_logp = masked(mask, logp, teacher_logp, old_logp)
+    gap = jax.lax.stop_gradient(teacher_logp - old_logp)
+
+    def follow(behind: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
+        now, there = column
+        behind = jnp.where(there, now + gamma * behind, behind)
+        return behind, behind
+
+    def to_go(x: Array) -> Array:
+        return jax.lax.scan(follow, jnp.zeros_like(x[:, 0]), (x.T, mask.T), reverse=True)[1].T
+
+    weights = to_go(jnp.ones_like(gap)) if length_normalised else jnp.ones_like(gap)
+    advantage = jnp.where(mask, to_go(gap) / jnp.where(mask, weights, 1.0), 0.0)
+    terms = clipped_policy_loss(logp, old_logp, advantage, mask, clip_low=clip, clip_high=clip)
+    return TokenTerms(terms.loss, terms.aux | {"advantage": advantage})
 
 
 def span_log_probs(logp: Float[Array, "B T"], spans: Int[Array, "B C 2"]) -> Float[Array, "B C"]:

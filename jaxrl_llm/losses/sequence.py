@@ -28,7 +28,8 @@ def gspo_loss(
 ) -> TokenTerms:
     """GSPO: the clipped surrogate with ``s_i = exp(mean_t (logp - old_logp))``, at every token of sequence i.
 
-    Reduce with ``seq_mean``: the mean over the tokens of a sequence is then its one surrogate. ``aux``: ``ratio``
+    Reduce with ``seq_mean``: the mean over the tokens of a sequence is then its one surrogate. ``seq_sum`` weighs it by
+    its length, which is LUSPO ("Length-Unbiased Sequence Policy Optimization", arXiv:2602.05261). ``aux``: ``ratio``
     (``s_i``), and ``clipped``, 1 exactly where clipping removed the gradient.
 
     From "Group Sequence Policy Optimization", arXiv:2507.18071, eqs. 5 and 7.

@@ -35,7 +35,7 @@ LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may 
 OF_BATCH = ("ref_logp", "rewards", "group_ids", "entropy", "sampler_logp", "noise", "optimal_values")
 ESTIMATOR = (
     "rewards", "group_ids", "mask", "tokens", "length_tokens", "valid", "logp", "collision", "greedy_rewards",
-    "token_kl", "earlier",
+    "token_kl", "earlier", "reward_parts", "reward_weights",
 )  # fmt: skip
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
@@ -81,7 +81,10 @@ class MethodSettings:
     # responses cut at --max-new-tokens: train as they are, leave the loss, or lose reward in the last overlong_buffer
     overlong: Literal["train", "mask", "penalty"] = "train"
     overlong_buffer: int = 0  # tokens
-    reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
+    # MODULE:FUNCTION of (answer, response) to a number or a Verdict, or None where it does not apply, in place of the
+    # verifier; of several the weighted sum is the reward, each is a figure, and gdpo_advantages normalises them apart
+    reward: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # of the learning rate, behind the warm-up
     warmup_steps: int = 10  # at most half of the steps
     weight_decay: float = 0.0
@@ -114,15 +117,14 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
     if settings.overlong_buffer > max_new_tokens:
         raise UserError(f"--overlong-buffer {settings.overlong_buffer} exceeds --max-new-tokens {max_new_tokens}")
     if settings.reward and (verifier := getattr(settings, "verifier", "")):
-        raise UserError(f"--reward {settings.reward} judges in place of --verifier {verifier}; drop one")
+        raise UserError(f"--reward {' '.join(settings.reward)} judges in place of --verifier {verifier}; drop one")
     if settings.weight_decay and getattr(settings, "optimiser", "adam") == "muon":
         raise UserError(f"--weight-decay {settings.weight_decay} is of --optimiser adam; drop one of them")
     for make in (policy_loss, estimator, correction, kl_terms):
         make(settings)
     check_kinds(settings)
     check_drawn(settings)
-    if settings.reward:
-        own_reward(settings.reward)
+    own_rewards(settings)
 
 
 def check_kinds(settings: MethodSettings) -> None:
@@ -137,7 +139,10 @@ def check_kinds(settings: MethodSettings) -> None:
         if "earlier" in wanted:  # what it keeps between steps is made with the state
             continue
         to_go = {"rewards"} if "collision" in wanted else set()  # what weighs tokens by their energy sums them to go
-        shapes = [(rows,) if x in OF_RESPONSE and x not in to_go else (rows, columns) for x in wanted]
+        each = max(2, len(settings.reward))
+        several = {"reward_parts": (rows, each), "reward_weights": (each,)}
+        several |= dict.fromkeys(set(OF_RESPONSE) - to_go, (rows,))
+        shapes = [several.get(x, (rows, columns)) for x in wanted]
         given = [jax.ShapeDtypeStruct(s, KINDS.get(x, jnp.float32)) for x, s in zip(wanted, shapes, strict=True)]
         found = named.tried(function, given, flag)
         if not allowed:
@@ -200,6 +205,9 @@ def check_drawn(settings: MethodSettings) -> None:
     if needs_greedy(settings) and getattr(settings, "strict", False):
         raise UserError(f"--advantages {settings.advantages} takes a response of each group greedily, and --strict "
                         "samples all alike; drop one of them")  # fmt: skip
+    if "reward_parts" in _estimator(settings)[1] and len(settings.reward) < 2:
+        raise UserError(f"--advantages {settings.advantages} normalises several rewards apart: give two or more "
+                        "functions to --reward")  # fmt: skip
 
 
 def check_combined(settings: MethodSettings) -> None:
@@ -231,7 +239,7 @@ def learns_from_equals(settings: MethodSettings) -> bool:
     if settings.advantages == MethodSettings.advantages:
         return False
     function, wanted = _estimator(settings)
-    if "earlier" in wanted or "token_kl" in wanted:
+    if {"earlier", "token_kl", "reward_parts"} & set(wanted):
         return True
     if "greedy_rewards" in wanted:  # one of the group's own, whose reward differs or does not
         return False
@@ -500,6 +508,18 @@ def shaped_rewards(settings: Any, trajectories: Trajectories, rewards: Rewards) 
     return rewards.value + overlong_penalty(length, limit_tokens=limit, buffer_tokens=buffer)
 
 
+def separate_rewards(settings: Any, rewards: Rewards, value: Array) -> tuple[Array, Array]:
+    """The rewards of ``--reward`` in their order ``[B, K]`` and their weights ``[K]``.
+
+    A penalty in ``value`` (``shaped_rewards``) is one more of weight 1.
+    """
+    names = reward_names(settings.reward)
+    columns, weights = [(rewards.parts or {})[name] for name in names], list(_weights(settings))
+    if settings.overlong == "penalty":
+        columns, weights = [*columns, value - rewards.value], [*weights, 1.0]
+    return jnp.stack(columns, axis=1), jnp.asarray(weights, jnp.float32)
+
+
 def _estimator(settings: Any) -> tuple[Callable[..., Any], tuple[str, ...]]:
     function = named.find(advantages, settings.advantages, "--advantages")
     function = named.with_settings(function, settings.advantage_args, "--advantage-args", advantages)
@@ -524,6 +544,8 @@ def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
             "length_tokens": length.astype(jnp.float32),
             "valid": rewards.valid,
         }
+        if "reward_parts" in wanted:
+            offered["reward_parts"], offered["reward_weights"] = separate_rewards(settings, rewards, value)
         for kind in (Collided, Diverged, Earlier):
             if set(kind._fields) & set(wanted):
                 offered |= declared(kind, trajectories.extras)._asdict()
@@ -793,7 +815,66 @@ def own_reward(name: str, flag: str = "--reward") -> Verifier:
 
     def verify(answer: Any, response: str) -> Verdict:
         found = function(answer, response)
+        if found is None:
+            return Verdict(0.0, False, f"{name} does not apply")
         return found if isinstance(found, Verdict) else Verdict(float(found), True, name)
 
     verify.__wrapped__ = function  # whose name an error says
+    return verify
+
+
+def reward_names(rewards: Sequence[str]) -> tuple[str, ...]:
+    """What figures call the functions of ``--reward``: their names, or all of ``MODULE:FUNCTION`` where two are equal.
+
+    >>> reward_names(["mine:right", "mine:short"]), reward_names(["mine:score", "yours:score"])
+    (('right', 'short'), ('mine:score', 'yours:score'))
+    """
+    short = tuple(name.rpartition(":")[2] for name in rewards)
+    return short if len(set(short)) == len(short) else tuple(rewards)
+
+
+def _weights(settings: Any) -> tuple[float, ...]:
+    return settings.reward_weights or (1.0,) * len(settings.reward)
+
+
+def own_rewards(settings: Any) -> Verifier | None:
+    """The verifier of ``--reward``: of several functions their sum by ``--reward-weights``; None without one.
+
+    A verdict on several is valid where at least one applies and none that does is invalid. The verifier's ``parts`` are
+    their names, its ``each`` gives ``(verdict, values)``, NaN where one does not apply.
+
+    Raises:
+      UserError: for a function that is not there, one that is named twice, or other weights than functions.
+    """
+    names, weights = settings.reward, _weights(settings)
+    if len(weights) != len(names) or (settings.reward_weights and len(names) < 2):
+        raise UserError(f"--reward-weights {' '.join(f'{x:g}' for x in settings.reward_weights)}: {len(weights)} for "
+                        f"{len(names)} functions of --reward; give a weight for each of several")  # fmt: skip
+    if not all(math.isfinite(x) for x in weights):
+        raise UserError(f"--reward-weights {' '.join(map(str, weights))}: a weight is a finite number")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"--reward {' '.join(sorted(twice))} stands twice; give it a weight instead")
+    judges = [own_reward(name) for name in names]
+    if len(judges) < 2:
+        return judges[0] if judges else None
+
+    def each(answer: Any, response: str) -> tuple[Verdict, tuple[float, ...]]:
+        found = [judge.__wrapped__(answer, response) for judge in judges]
+        said = [one if isinstance(one, Verdict) else Verdict(math.nan if one is None else float(one)) for one in found]
+        several = tuple(one.value if one.valid else math.nan for one in said)
+        failed = [one.reason or name for name, one in zip(names, said, strict=True) if not one.valid]
+        applies = [one is not None for one in found]
+        if failed or not any(applies):
+            return Verdict(0.0, False, "; ".join(failed) or "no reward applies"), several
+        value = sum(w * x for w, x, there in zip(weights, several, applies, strict=True) if there)
+        return Verdict(
+            value, True, ", ".join(f"{n} {x:g}" for n, x in zip(verify.parts, several, strict=True))
+        ), several
+
+    def verify(answer: Any, response: str) -> Verdict:
+        return each(answer, response)[0]
+
+    verify.each = each
+    verify.parts = reward_names(names)
+    verify.__qualname__ = " + ".join(names)  # which an error says
     return verify

@@ -523,8 +523,8 @@ def pool_timeout_s(verifier: Verifier) -> float:
 
 def make_judge(
     tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
-) -> Callable[[Trajectories], tuple[np.ndarray, np.ndarray]]:
-    """Decodes each response of trajectories of NumPy arrays and asks the verifier: ``(value, valid)``, both [B].
+) -> Callable[[Trajectories], Rewards]:
+    """Decodes each response of trajectories of NumPy arrays and asks the verifier: ``Rewards`` of NumPy arrays.
 
     Args:
       pool: processes that judge; None: this one does.
@@ -533,13 +533,25 @@ def make_judge(
     def judge(rows):
         texts = responses(tokenizer, rows)
         given = [problems[i].answer for i in rows.problem_ids]
-        if pool is None:
+        each = None
+        if names := parts_of(verifier):
+            verdicts, each = zip(*map(verifier.each, given, texts), strict=True) if texts else ((), ())
+        elif pool is None:
             verdicts = [verifier(answer, text) for answer, text in zip(given, texts, strict=True)]
         else:
             verdicts = pool.judge(verifier, given, texts).verdicts
-        return np.array([v.value for v in verdicts], np.float32), np.array([v.valid for v in verdicts], bool)
+        value, valid = np.array([v.value for v in verdicts], np.float32), np.array([v.valid for v in verdicts], bool)
+        if each is None:
+            return Rewards(value, valid)
+        columns = np.array(each, np.float32).reshape(-1, len(names)).T
+        return Rewards(value, valid, dict(zip(names, columns, strict=True)))
 
     return judge
+
+
+def parts_of(verifier: Verifier) -> tuple[str, ...]:
+    """The names of the rewards of which a verifier's is the sum (``method.own_rewards``); none where it is one."""
+    return getattr(verifier, "parts", ())
 
 
 def make_scorer(
@@ -554,11 +566,10 @@ def make_scorer(
     def score(trajectories):
         rows = hosts.gathered(trajectories)
 
-        def share(part: slice) -> dict[str, np.ndarray]:
-            return dict(zip(("value", "valid"), judge(jax.tree.map(lambda x: x[part], rows)), strict=True))
+        def share(part: slice) -> Rewards:
+            return judge(jax.tree.map(lambda x: x[part], rows))
 
-        found = hosts.split_work(len(rows.tokens), share)
-        rewards = Rewards(jnp.asarray(found["value"]), jnp.asarray(found["valid"]))
+        rewards = jax.tree.map(jnp.asarray, hosts.split_work(len(rows.tokens), share))
         check_rewards(rewards, rows.problem_ids, name_of(verifier))  # on every host alike
         return rewards
 
@@ -580,16 +591,17 @@ def make_callback(
     judge = make_judge(tokenizer, problems, verifier, pool)
 
     def score(answers, trajectories):
-        rows = trajectories.tokens.shape[0]
-        shapes = jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.bool_)
+        rows, names = trajectories.tokens.shape[0], parts_of(verifier)
+        number = jax.ShapeDtypeStruct((rows,), jnp.float32)
+        shapes = Rewards(number, jax.ShapeDtypeStruct((rows,), jnp.bool_), dict.fromkeys(names, number) or None)
         seen = {name: getattr(trajectories, name) for name in ("tokens", "mask", "problem_ids")}
 
         def answer(arrays):
-            value, valid = judge(trajectories._replace(**{name: np.asarray(x) for name, x in arrays.items()}))
-            check_rewards(Rewards(value, valid), arrays["problem_ids"], name_of(verifier))
-            return value, valid
+            found = judge(trajectories._replace(**{name: np.asarray(x) for name, x in arrays.items()}))
+            check_rewards(found, arrays["problem_ids"], name_of(verifier))
+            return found
 
-        return Rewards(*jax.pure_callback(answer, shapes, seen, vmap_method="sequential"))
+        return jax.pure_callback(answer, shapes, seen, vmap_method="sequential")
 
     return meshes.around_callback(score, mesh)
 

@@ -210,6 +210,8 @@ def stored_settings(folder: str) -> Settings:
             raise ValueError(f"a {type(raw).__name__} where names and values are expected")
         raw |= {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}  # JSON has lists alone
         for field in dataclasses.fields(Settings):
+            if isinstance(field.default, tuple) and isinstance(raw.get(field.name), str):  # it took one value once
+                raw[field.name] = tuple(filter(None, [raw[field.name]]))
             value = raw.get(field.name, field.default)
             if type(value) is not type(field.default):
                 raise ValueError(f"{field.name} is {value!r}")

@@ -240,7 +240,8 @@ def _prompt_means(online: Online, rewards: Rewards) -> tuple[Array, Array]:
 def rollout_metrics(trajectories: Trajectories, rewards: Rewards) -> Metrics:
     """Length, reward and group figures with the names that every online run uses.
 
-    ``rollouts/generated`` is there where the rows do not show what they cost, see ``rollout.rollout_cost``.
+    ``rollouts/generated`` is there where the rows do not show what they cost, see ``rollout.rollout_cost``; a figure
+    ``reward/NAME`` of each of several rewards.
     """
     spent = trajectories.extras
     lengths = reduce.sequences(jnp.ones(trajectories.mask.shape, jnp.float32), trajectories.mask)
@@ -248,16 +249,22 @@ def rollout_metrics(trajectories: Trajectories, rewards: Rewards) -> Metrics:
     wrong = rewards.valid & (rewards.value <= 0.5)
     spread = group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid)
     drawn = {"rollouts/generated": jnp.sum(spent[rollout_cost.RESPONSES])} if rollout_cost.RESPONSES in spent else {}
-    return drawn | {
-        "reward/mean": reduce.scalars(rewards.value, rewards.valid),
-        "reward/valid_fraction": reduce.scalars(rewards.valid.astype(jnp.float32)),
-        "length/mean_tokens": reduce.scalars(lengths),
-        "length/right_tokens": reduce.scalars(lengths, right),
-        "length/wrong_tokens": reduce.scalars(lengths, wrong),
-        "length/truncated_fraction": reduce.scalars(trajectories.truncated.astype(jnp.float32)),
-        "group/degenerate_fraction": reduce.scalars((spread <= 0).astype(jnp.float32)),
-        "tokens/generated": jnp.sum(spent.get(rollout_cost.TOKENS, lengths)),
-    }
+    parts = {f"reward/{name}": reduce.scalars(x, rewards.valid & jnp.isfinite(x))
+             for name, x in (rewards.parts or {}).items()}  # fmt: skip
+    return (
+        drawn
+        | parts
+        | {
+            "reward/mean": reduce.scalars(rewards.value, rewards.valid),
+            "reward/valid_fraction": reduce.scalars(rewards.valid.astype(jnp.float32)),
+            "length/mean_tokens": reduce.scalars(lengths),
+            "length/right_tokens": reduce.scalars(lengths, right),
+            "length/wrong_tokens": reduce.scalars(lengths, wrong),
+            "length/truncated_fraction": reduce.scalars(trajectories.truncated.astype(jnp.float32)),
+            "group/degenerate_fraction": reduce.scalars((spread <= 0).astype(jnp.float32)),
+            "tokens/generated": jnp.sum(spent.get(rollout_cost.TOKENS, lengths)),
+        }
+    )
 
 
 def iterate(online: Online, state: TrainState) -> tuple[TrainState, Metrics]:

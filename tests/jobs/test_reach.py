@@ -66,7 +66,7 @@ def test_losses_of_other_libraries_are_reached():
     tpo_loss simpo_loss cpo_loss dpop_loss tdpo1_loss tdpo2_loss cal_dpo_loss bco_loss aot_unpaired_loss
     apo_zero_unpaired_loss"""
     online = "xpo_loss nash_md_loss sppo_loss vrpo_loss rrhf_loss pro_loss trpa_loss"
-    teacher = "sdpo_loss sdft_loss iw_opd_loss gold_loss uld_loss jsd_loss sampled_self_distillation_loss"
+    teacher = "sdpo_loss sdft_loss iw_opd_loss gold_loss uld_loss jsd_loss sampled_self_distillation_loss minillm_loss"
     critic = "clipped_value_loss squared_value_loss categorical_value_loss"
     for name in critic.split():
         assert "ppo --value-loss" in reached(name, getattr(losses, name)), name

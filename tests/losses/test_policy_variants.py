@@ -242,6 +242,45 @@ def test_opd_weights_against_a_loop():
     close.assert_near(plain, distill.sampled_reverse_kl_loss(*args[:2], args[3]).loss)
 
 
+@pytest.mark.parametrize(("gamma", "normalised"), [(1.0, True), (0.9, True), (0.9, False)])
+def test_minillm_against_a_loop(gamma, normalised):
+    logp, old, teacher, mask = _case()
+    args = [jnp.asarray(x, jnp.float32) for x in (logp, teacher - 3.0, old)] + [jnp.asarray(mask)]
+    terms = distill.minillm_loss(*args, gamma=gamma, length_normalised=normalised)
+    for b in range(6):
+        where = np.flatnonzero(mask[b])
+        gaps = [teacher[b, t] - 3.0 - old[b, t] for t in where]
+        want = np.array(ref.minillm_advantages(gaps, gamma, normalised))
+        close.assert_relative(terms.aux["advantage"][b][where], want)
+        ratio = np.exp(logp[b][where] - old[b][where])
+        loss = -np.minimum(ratio * want, np.clip(ratio, 0.8, 1.2) * want)
+        close.assert_near(terms.loss[b][where], loss, magnitude=10.0)
+    # of each token alone, on-policy: the gradient of the sampled reverse KL
+    on = args[0], args[1], args[0], args[3]
+    slopes = [jax.grad(lambda x, f=f: jnp.sum(f(x)))(args[0]) for f in (
+        lambda x: distill.minillm_loss(x, *on[1:], gamma=0.0).loss,
+        lambda x: distill.sampled_reverse_kl_loss(x, args[1], args[3]).loss,
+    )]  # fmt: skip
+    close.assert_near(*slopes, magnitude=10.0)
+    with pytest.raises(ValueError, match="gamma=1.5"):
+        distill.minillm_loss(*args, gamma=1.5)
+
+
+def test_luspo_is_gspo_summed_over_the_tokens_of_a_response():
+    """Each surrogate by the length of its response, and their mean."""
+    logp, old, advantages, mask = _case()
+    spread = np.broadcast_to(advantages[:, :1], mask.shape)
+    args = [jnp.asarray(x, jnp.float32) for x in (logp, old, spread)] + [jnp.asarray(mask)]
+    found = reduce.tokens(sequence.gspo_loss(*args, clip_low=0.2, clip_high=0.2).loss, args[3], mode="seq_sum")
+    want = []
+    for b in range(6):
+        where = np.flatnonzero(mask[b])
+        ratio = np.exp(np.mean(logp[b][where] - old[b][where]))
+        bounded = np.clip(ratio, 0.8, 1.2)
+        want.append(-min(ratio * spread[b, 0], bounded * spread[b, 0]) * len(where))
+    close.assert_relative(found, np.mean(want))
+
+
 def test_top_k_is_the_whole_divergence_at_full_support_and_with_its_tail_between():
     rng = np.random.default_rng(0)
     student, teacher = (jnp.asarray(rng.normal(size=(2, 3, 6)), jnp.float32) for _ in range(2))

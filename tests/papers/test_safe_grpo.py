@@ -48,6 +48,27 @@ def test_labels_one_by_one_agree_with_a_loop():
     close.assert_near(moved, expected)
 
 
+def test_gdpo_agrees_with_a_loop_and_with_what_it_is_made_of():
+    """In float64: every reward within the group, NaN left out, the weighted sum over the batch."""
+    rng = np.random.default_rng(1)
+    labels, ids, weights = rng.random((12, 3)), np.repeat(np.arange(3), 4), np.array([0.2, 0.5, 0.3])
+    labels[5, 1] = labels[9, 2] = np.nan
+    valid = np.arange(12) != 3
+    total = np.zeros(12)
+    for g in range(3):
+        for k in range(3):
+            own = (ids == g) & valid & np.isfinite(labels[:, k])
+            total[own] += weights[k] * (labels[own, k] - labels[own, k].mean()) / (labels[own, k].std(ddof=1) + 1e-4)
+    expected = np.where(valid, (total - total[valid].mean()) / (total[valid].std(ddof=1) + 1e-4), 0.0)
+    given = jnp.asarray(labels, jnp.float32), jnp.asarray(ids, jnp.int32), jnp.asarray(weights, jnp.float32)
+    found = group.gdpo_advantages(*given, valid=jnp.asarray(valid))
+    close.assert_near(found, expected)
+    # equal sums, other rewards: GRPO of the sum has nothing to say, this has where spreads differ
+    parts = jnp.array([[1.0, 0.0], [0.5, 0.5], [0.9, 0.1], [0.0, 0.7]])
+    apart = group.gdpo_advantages(parts, jnp.zeros(4, jnp.int32), jnp.ones(2))
+    assert len(np.unique(np.asarray(apart)[:3])) == 3
+
+
 def test_regression_leaves_missing_labels_out():
     predicted, targets = jnp.array([[0.5, 0.9], [0.2, 0.4]]), jnp.array([[1.0, jnp.nan], [0.0, 0.0]])
     there = jnp.array([[True, False], [True, True]])

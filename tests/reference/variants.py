@@ -136,6 +136,15 @@ def opd_weights(gaps, gamma):
     return [1 + gamma * (1 - sum(sizes[:t]) / sum(sizes)) for t in range(len(sizes))]
 
 
+def minillm_advantages(gaps, gamma, normalised):
+    found = []
+    for t in range(len(gaps)):
+        weights = [gamma ** (s - t) for s in range(t, len(gaps))]
+        total = sum(w * g for w, g in zip(weights, gaps[t:], strict=True))
+        found.append(total / sum(weights) if normalised else total)
+    return found
+
+
 def gae(rewards, values, end, lam):
     """Of one response without discount: the sum of its later errors, each by a further factor ``lam``."""
     following = [*values[1:], end]

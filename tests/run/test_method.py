@@ -26,6 +26,7 @@ from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train import online
 from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, score_tokens, stored_anchor, with_collision
 from jaxrl_llm.types import Batch, Rewards, TrainState, Trajectories
+from jaxrl_llm.verifiers.verdict import Verdict
 from tests import close
 from tests.close import doubles, singles
 
@@ -35,6 +36,7 @@ MASK = jnp.asarray(np.arange(6)[None, :] > np.array([1, 2, 1, 3])[:, None])
 ENTROPY = jnp.asarray(RNG.random(SHAPE) * 2, jnp.float32)
 LOGP, OLD, SAMPLER, REF, VALUES = (jnp.asarray(RNG.normal(size=SHAPE) - 2, jnp.float32) for _ in range(5))
 IDS = jnp.asarray([0, 0, 1, 1], jnp.int32)
+BOTH = ("tests.run.test_method:_by_length", "tests.run.test_method:brief")
 
 
 def of(**changes):
@@ -457,8 +459,14 @@ def logged_kl(logp, ref_logp, mask):
         ({"overlong": "penalty"}, "needs a buffer"),
         ({"overlong": "penalty", "overlong_buffer": 99}, "exceeds --max-new-tokens 28"),
         ({"weight_decay": -1.0}, "--weight-decay -1.0"),
-        ({"reward": "nothing"}, "--reward nothing is no MODULE:FUNCTION"),
-        ({"reward": "nothing:at_all"}, "--reward nothing:at_all: No module named"),
+        ({"reward": ("nothing",)}, "--reward nothing is no MODULE:FUNCTION"),
+        ({"reward": ("nothing:at_all",)}, "--reward nothing:at_all: No module named"),
+        ({"reward": BOTH, "reward_weights": (1.0,)}, "--reward-weights 1: 1 for 2 functions of --reward"),
+        ({"reward": BOTH[:1], "reward_weights": (2.0,)}, "give a weight for each of several"),
+        ({"reward_weights": (2.0,)}, "--reward-weights 2: 1 for 0 functions"),
+        ({"reward": BOTH, "reward_weights": (1.0, math.nan)}, "--reward-weights 1.0 nan: a weight is a finite number"),
+        ({"reward": BOTH * 2}, "stands twice; give it a weight instead"),
+        ({"advantages": "gdpo_advantages", "filter_groups": False}, "normalises several rewards apart: give two or"),
         ({"loss": "a_star_po_loss"}, "give --no-filter-groups"),
         ({"loss": "a_star_po_loss", "value_samples": 0}, "--value-samples 0 must be at least 1"),
         ({"value_beta": 0.0}, "--value-beta 0.0 positive"),
@@ -604,6 +612,74 @@ def test_a_run_with_everything_changed(tmp_path, monkeypatch):
     assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["entropy/weight"] == singles(0.01, magnitude=0), "the weights go on from where they were"
+
+
+def brief(answer, response):
+    """A second reward of the tests, which says nothing of empty responses."""
+    return -len(response) / 8 if response else None
+
+
+def test_several_rewards_are_one_verdict_that_keeps_its_parts():
+    verify = method.own_rewards(of(reward=BOTH, reward_weights=(2.0, 0.5)))
+    assert verify.parts == ("_by_length", "brief")
+    assert verify.each({}, "1234") == (Verdict(0.75, True, "_by_length 0.5, brief -0.5"), (0.5, -0.5))
+    assert verify({}, "1234") == verify.each({}, "1234")[0]
+    verdict, each = verify.each({}, "")  # one that does not apply is left out of the sum
+    assert verdict[:2] == (0.0, True) and each[0] == 0.0 and math.isnan(each[1])
+    assert method.own_rewards(of()) is None
+    alone = method.own_rewards(of(reward=BOTH[1:]))
+    assert alone({}, "1234") == Verdict(-0.5, True, BOTH[1])
+    assert not alone({}, "").valid, "no reward at all is no zero"
+
+    def failing(answer, response):
+        return Verdict(1.0, False, "the judge is away")
+
+    sys.modules[__name__].failing = failing
+    verify = method.own_rewards(of(reward=(BOTH[0], f"{__name__}:failing")))
+    assert verify({}, "1234") == (0.0, False, "the judge is away")
+
+
+def test_gdpo_takes_the_rewards_apart_and_a_penalty_as_one_more():
+    settings = of(reward=BOTH, reward_weights=(2.0, 0.5), advantages="gdpo_advantages", filter_groups=False)
+    check(settings)
+    parts = {"brief": jnp.asarray([0.0, 2.0, 1.0, jnp.nan]), "_by_length": jnp.asarray([1.0, 0.0, 3.0, 1.0])}
+    rewards = REWARDS._replace(parts=parts)
+    order = jnp.stack([parts["_by_length"], parts["brief"]], axis=1)
+    want = group.gdpo_advantages(order, IDS, jnp.asarray([2.0, 0.5]), valid=REWARDS.valid)
+    np.testing.assert_array_equal(np.asarray(method.estimator(settings)(rows(), rewards)),
+                                  np.asarray(group.per_token(want, MASK)))  # fmt: skip
+    shaped = dataclasses.replace(settings, overlong="penalty", overlong_buffer=27)
+    found, weights = method.separate_rewards(shaped, rewards, method.shaped_rewards(shaped, rows(), rewards))
+    assert found.shape == (4, 3) and weights.tolist() == [2.0, 0.5, 1.0] and float(found[:, 2].min()) < 0
+    with pytest.raises(UserError, match="learns from groups of equal rewards, too"):
+        method.check_computed(dataclasses.replace(settings, filter_groups=True))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--advantages", "gdpo_advantages"),
+        pytest.param(("--loop", "async"), marks=pytest.mark.slow),
+        pytest.param(
+            ("--advantages", "gdpo_advantages", "--loop", "async", "--workers", "local:2"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_run_by_several_rewards(more, tmp_path):
+    """Each is a figure of every step and of every sample that was kept; their weighted sum is the reward."""
+    words = [*TINY, "--reward", *BOTH, "--reward-weights", "1", "0.25", *more, "--out", str(tmp_path / "run")]
+    assert cli(words) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all(line["grad/norm"] > 0 for line in lines)
+    samples = [json.loads(line) for path in sorted((tmp_path / "run").glob("*.jsonl")) for line in open(path)]
+    samples = [line for line in samples if "rewards" in line]
+    assert samples or "--workers" in more  # whose samples stay with the workers
+    for line in samples:
+        total = sum(w * line["rewards"].get(name, 0.0) for name, w in (("_by_length", 1.0), ("brief", 0.25)))
+        close.assert_near(line["reward"], total)
+    for line in lines:
+        assert line["reward/_by_length"] > 0 > line["reward/brief"]
 
 
 TINY = (

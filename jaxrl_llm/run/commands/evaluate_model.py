@@ -135,7 +135,8 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
             keys = sample_keys(key, 0, jax.numpy.asarray(ids), settings.samples)
             rows = rollout(model.params, table.tokens[ids], table.valid[ids], keys, jax.numpy.asarray(ids))
             rows = hosts.gathered(rows)
-            value, valid = (x.reshape(chunk, -1) for x in judge(rows))
+            judged = judge(rows)
+            value, valid = (x.reshape(chunk, -1) for x in (judged.value, judged.valid))
             texts = parts.responses(model.tokenizer, rows)
             for k in range(min(chunk, len(problems) - begin)):
                 own = slice(k * settings.samples, (k + 1) * settings.samples)

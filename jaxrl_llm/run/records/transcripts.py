@@ -74,6 +74,8 @@ def transcribe(
             taken = np.asarray(played.taken[b])
             record["turn"] = np.asarray(played.turn[b])[columns].tolist()
             record["turn_rewards"] = np.asarray(played.reward[b], float)[taken].tolist()
+        if rewards.parts:
+            record["rewards"] = {name: float(x[b]) for name, x in rewards.parts.items() if np.isfinite(x[b])}
         records.append(record)
     return records
 
