@@ -111,9 +111,18 @@ def of_margins(margins: np.ndarray) -> dict[str, float]:
 def texts(settings: Any, format_name: str) -> list[Text]:
     """Prompts with the response to imitate: a row's worked solution, or its answer where it has none.
 
+    Of ``unpaired`` rows the responses that ``settings.keep`` names.
+
     Raises:
-      UserError: for a source that cannot be read.
+      UserError: for a source that cannot be read, or without a response to keep.
     """
+    if format_name == "unpaired":
+        found = judged(settings, format_name)
+        kept = [Text(row.prompt, row.response) for row in found if row.desirable or settings.keep == "all"]
+        if not kept:
+            raise UserError(f"--data {settings.data}: none of {len(found)} responses has label true; give others, or "
+                            "--keep all")  # fmt: skip
+        return kept
     if settings.data == GENERATED:
         parts.check_generated(GENERATED, layout=format_name, bad_rows=settings.bad_rows)
         return [Text(p.prompt, p.solution) for p in generated(settings.train_rows)]

@@ -2,6 +2,10 @@
 
 Run: jaxrl sft --model DIR --data FILE.jsonl [--format gsm8k] [--chat] [--lora 16]
      jaxrl sft --model DIR --data FILE.jsonl --format messages --max-new-tokens 2048
+
+On a model's own right responses (rejection sampling), or on all of them (simple self-distillation, arXiv:2604.01193):
+     jaxrl eval --model DIR --data FILE.jsonl --samples 8 --responses own.jsonl
+     jaxrl sft --model DIR --data own.jsonl --format unpaired [--keep all]
 """
 
 import dataclasses
@@ -17,7 +21,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
 from jaxrl_llm.jobs import rows
-from jaxrl_llm.run import options
+from jaxrl_llm.run import flags, options
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
@@ -29,8 +33,9 @@ class Settings(rows.RowSettings):
     """Next-token loss on responses, a mean over their tokens."""
 
     # the columns of a file; the response is the worked solution, else the answer; messages: conversations, of whose
-    # tokens --max-new-tokens bounds the number
-    format: Literal[job.Format, "messages"] = "plain"
+    # tokens --max-new-tokens bounds the number; unpaired: prompt, completion, label, as jaxrl eval --responses writes
+    format: Literal[job.Format, "messages", "unpaired"] = "plain"
+    keep: Literal["right", "all"] = "right"  # of unpaired rows: those with label true, or all
 
 
 EMBEDDED = {"steps": 60, "eval_every": 30, "learning_rate": 3e-4, "max_new_tokens": 96, "train_rows": 1024}
@@ -75,6 +80,8 @@ def measure_of_rows(policy, held: SupervisedRows, *, chunk: int = 32):
 
 def build(settings: Settings) -> Plan:
     """One stage of minibatches of the rows."""
+    if settings.format != "unpaired":
+        flags.check_default(settings, ("keep",), "belongs to --format unpaired: give it")
     model = options.open_model(settings)  # whose weights nobody else has
     spoken = settings.format == "messages"
     found = rows.dialogues(settings) if spoken else rows.texts(settings, settings.format)

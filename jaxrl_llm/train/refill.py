@@ -73,7 +73,8 @@ def arranged(
         )
     if rows % group_size:
         raise ValueError(f"group_size={group_size} does not divide the pool of {rows} rows")
-    fresh = Pool(trajectories._replace(extras=pool.trajectories.extras), rewards, keep)  # what waits has no extras
+    # what waits has no extras, and of several rewards their sum alone
+    fresh = Pool(trajectories._replace(extras=pool.trajectories.extras), rewards._replace(parts=None), keep)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), pool, fresh)
     passed = jnp.all(both.kept.reshape(-1, group_size), axis=1)
     order, count = jnp.argsort(~passed, stable=True), rows // group_size

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.__main__ import main
+from jaxrl_llm.data.problems import make_split
+from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.jobs import rows as rows_of_jobs
+from jaxrl_llm.jobs import sft
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.commands import chat, evaluate_model
@@ -35,11 +39,52 @@ def test_a_model_and_rows_of_ones_own(tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     out = tmp_path / "found.json"
     words = ["--model", str(tmp_path), "--data", str(tmp_path / "rows.jsonl"), "--samples", "2", "--top-k", "9"]
-    assert main(["eval", *words, "--max-new-tokens", "4", "--out", str(out)]) == 0
+    own = tmp_path / "own.jsonl"
+    more = ["--max-new-tokens", "4", "--out", str(out), "--responses", str(own)]
+    assert main(["eval", *words, *more]) == 0
     said = capsys.readouterr().out
     assert "5 problems x 2 samples" in said and "pass@2" in said and "maj@2" in said
     whole = json.loads(out.read_text())
     assert len(whole["problems"]) == 5 and len(whole["problems"][0]["responses"]) == 2
+    kept = [json.loads(line) for line in own.read_text().splitlines()]
+    assert kept == evaluate_model.rows_of(whole["problems"]) and f"({len(kept)} responses, " in said
+
+
+def test_responses_of_one_model_go_into_one_file(tmp_path, capsys):
+    for name in "ab":
+        (place := tmp_path / "run" / "seeds" / name / "model").mkdir(parents=True)
+        byte_model(place, max_positions=96)
+    assert main(["eval", "--model", str(tmp_path / "run"), "--responses", str(tmp_path / "own.jsonl")]) == 2
+    assert "own.jsonl is of one model, and --model" in capsys.readouterr().err and not (tmp_path / "own.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_model_is_tuned_on_its_own_right_responses(tmp_path, capsys):
+    """Rejection sampling, by three commands; kept apart by label, and as pairs."""
+    own, given = str(tmp_path / "own.jsonl"), tmp_path / "rows.jsonl"
+    problems = [p for split in ("train", "heldout") for p in make_split(chain, split=split, n=24, seed=0)]
+    given.write_text("\n".join(json.dumps({"prompt": p.prompt, "answer": p.answer["value"]}) for p in problems))
+    words = ["--data", str(given), "--verifier", "number", "--samples", "2", "--responses", own]
+    assert main(["eval", *words]) == 0
+    rows = [json.loads(line) for line in open(own)]
+    assert {row["label"] for row in rows} == {True, False}
+    small = ["--data", own, "--format", "unpaired", "--model", "nano", "--smoke", "--max-new-tokens", "32"]
+    for command, more in (("sft", []), ("sft", ["--keep", "all"]), ("dpo", ["--loss", "kto_loss"])):
+        assert main([command, *small, *more, "--out", str(tmp_path / "out"), "--fresh"]) == 0, capsys.readouterr().err
+    kept = [rows_of_jobs.texts(sft.Settings(data=own, keep=keep), "unpaired") for keep in ("right", "all")]
+    assert [row.response for row in kept[0]] == [row["completion"] for row in rows if row["label"]]
+    assert len(kept[1]) == len(rows)
+
+
+def test_responses_to_imitate_are_the_right_ones(tmp_path, capsys):
+    rows = tmp_path / "own.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1=", "completion": "3", "label": False, "reward": 0.0}) + "\n")
+    with pytest.raises(UserError, match="none of 1 responses has label true; give others, or --keep all"):
+        rows_of_jobs.texts(sft.Settings(data=str(rows)), "unpaired")
+    assert rows_of_jobs.texts(sft.Settings(data=str(rows), keep="all"), "unpaired") == [("1+1=", "3")]
+    with pytest.raises(SystemExit):
+        main(["sft", "--keep", "all", "--smoke", "--out", str(tmp_path / "out")])
+    assert "--keep all belongs to --format unpaired: give it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers.verdict import Verifier
 
 CHUNK = 64  # problems in one compiled call
+RIGHT = 0.5  # a verdict above it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Settings(SamplingSettings, ModelSettings):
     bad_rows: int = 0
     max_new_tokens: int = 28  # of a bundled model; of a model of your own by its size, as in training
     out: str = ""  # a file for the figures and one line a problem; empty: eval.json beside the model, or none
+    # a file for the responses, a line each: prompt, completion, label (right or not) and reward, which sft and dpo read
+    # as --format unpaired; without those that are cut off, empty, or judged by nobody
+    responses: str = ""
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
 
 
@@ -86,7 +90,7 @@ def majority(texts: list[str], value: np.ndarray, valid: np.ndarray) -> float:
         return float("nan")
     said = counted.most_common(1)[0][0]
     first = next(k for k, text in enumerate(texts) if valid[k] and answers.final_part(text).strip() == said)
-    return float(value[first] > 0.5)
+    return float(value[first] > RIGHT)
 
 
 def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dict[str, Interval]:
@@ -94,7 +98,7 @@ def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dic
     samples, judged = value.shape[1], valid.all(axis=1)
     if not judged.any():
         raise UserError("no problem has a valid verdict for all of its samples; the verifier failed")
-    right = ((value > 0.5) & valid).sum(axis=1)[judged]
+    right = ((value > RIGHT) & valid).sum(axis=1)[judged]
     found = {f"avg@{samples}": score_interval(right / samples)}
     for k in sorted({1 << n for n in range(samples.bit_length()) if 1 << n <= samples} | {samples}):
         found[f"pass@{k}"] = score_interval(pass_at_k(right, samples, k))
@@ -150,6 +154,24 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
     return figures(value, valid, [line["responses"] for line in lines]), lines
 
 
+def rows_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The responses of ``evaluate`` as rows to train on.
+
+    >>> line = {"prompt": "1+1=", "responses": ["2", "3", ""], "value": [1.0, 0.0, 0.0], "valid": [True, True, True],
+    ...         "truncated": [False, True, False]}
+    >>> rows_of([line])
+    [{'prompt': '1+1=', 'completion': '2', 'label': True, 'reward': 1.0}]
+    """
+    return [
+        {"prompt": line["prompt"], "completion": text, "label": value > RIGHT, "reward": value}
+        for line in lines
+        for text, value, valid, cut in zip(
+            line["responses"], line["value"], line["valid"], line["truncated"], strict=True
+        )
+        if text and valid and not cut
+    ]
+
+
 def folders(model: str) -> list[str]:
     """The model or adapter itself, or those that a run wrote.
 
@@ -171,16 +193,16 @@ def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
       UserError: for one file of several models.
       OSError: for a file that cannot be written, which is then known before the evaluation.
     """
-    if settings.out and len(models) > 1:
-        raise UserError(f"--out {settings.out} holds the figures of one model, and --model {settings.model} has "
-                        f"{len(models)}; drop it, which writes eval.json beside each, or give one of them: "
-                        f"{models[0]}")  # fmt: skip
+    for name, remedy in (("out", ", which writes eval.json beside each"), ("responses", "")):
+        if (given := getattr(settings, name)) and len(models) > 1:
+            raise UserError(f"--{name} {given} is of one model, and --model {settings.model} has {len(models)}; drop "
+                            f"it{remedy}, or give one of them: {models[0]}")  # fmt: skip
     paths = [pathlib.Path(model) for model in models]
     found = [
         pathlib.Path(settings.out) if settings.out else path.parent / "eval.json" if path.name == "model" else None
         for path in paths
     ]
-    for target in filter(None, found):
+    for target in filter(None, [*found, pathlib.Path(settings.responses) if settings.responses else None]):
         there = target.exists()
         target.open("a").close()
         if not there:
@@ -214,6 +236,10 @@ def cli(arguments: list[str] | None = None) -> int:
                 }  # fmt: skip
                 target.write_text(json.dumps(whole, default=float) + "\n")
                 print(f"  written: {target}")
+            if settings.responses:
+                rows = rows_of(lines)
+                pathlib.Path(settings.responses).write_text("".join(json.dumps(row) + "\n" for row in rows))
+                print(f"  written: {settings.responses} ({len(rows)} responses, {sum(r['label'] for r in rows)} right)")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
