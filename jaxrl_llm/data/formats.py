@@ -598,7 +598,12 @@ def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tup
 
     def of_one(source: str) -> tuple[list[Problem], list[Malformed]]:
         folder = str(pathlib.Path(source).parent)
-        return _convert(source, chosen.columns, lambda columns: chosen.make(columns | {"folder": folder}), bad_rows)
+
+        def make(columns: dict[str, Any]) -> Problem:
+            rest = {name: value for name, value in columns.items() if name not in chosen.columns}
+            return chosen.make(columns | {"folder": folder})._replace(row=rest or None)
+
+        return _convert(source, chosen.columns, make, bad_rows)
 
     return _mixed(spec, of_one, bad_rows)
 

@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jaxrl_llm.advantages import group
 from jaxrl_llm.asynchronous.roles import Program, make_program
 from jaxrl_llm.curriculum.epochs import make_epochs
-from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.problem import Problem, all_known
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError, from_callbacks
@@ -421,8 +421,10 @@ def opened(settings: Settings) -> Opened:
         chat=settings.chat,
         evaluated=evaluated,
     )
+    digest = parts.digest(problems)
     if settings.reward:
-        problems, verifier = (*problems[:2], method.own_rewards(settings)), None
+        known = ([all_known(problem) for problem in split] for split in problems[:2])
+        problems, verifier = (*known, method.own_rewards(settings)), None
     model = parts.load_model(
         settings.model,
         mesh=mesh,
@@ -444,7 +446,7 @@ def opened(settings: Settings) -> Opened:
         heldout_verifier=verifier,
     )
     method_of_flags(settings, model, tables, mesh)  # refuses what does not serve, before there is a folder
-    return Opened(settings, model, tables, mesh, parts.digest(problems))
+    return Opened(settings, model, tables, mesh, digest)
 
 
 def main(settings: Settings) -> int:

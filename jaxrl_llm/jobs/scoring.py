@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array
 
+from jaxrl_llm.data.problem import all_known
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.run import bench, parts
 from jaxrl_llm.run.method import own_rewards
@@ -37,8 +38,8 @@ EMBEDDED = {  # of the bundled model
 def judged(settings: Any, found: bench.Bench, verifier: Verifier) -> tuple[Callable, Callable, Callable]:
     """Scorers of training rows and of held-out ones, and of training rows in the middle of a compiled program."""
     pool, tokenizer = parts.make_pool(verifier), found.model.tokenizer
-    sets = bench.problem_sets(settings)
-    scorers = [parts.make_scorer(tokenizer, rows, verifier=verifier, pool=pool) for rows in sets[:2]]
+    sets = [[all_known(problem) for problem in split] for split in bench.problem_sets(settings)[:2]]
+    scorers = [parts.make_scorer(tokenizer, rows, verifier=verifier, pool=pool) for rows in sets]
     return *scorers, parts.make_callback(tokenizer, sets[0], verifier=verifier, pool=pool, mesh=found.model.mesh)
 
 

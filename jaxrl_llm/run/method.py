@@ -804,7 +804,10 @@ def adamw(settings: Any, steps: int) -> optax.GradientTransformation:
 
 
 def own_reward(name: str, flag: str = "--reward") -> Verifier:
-    """``MODULE:FUNCTION`` of ``(answer, response)`` as a verifier: a number is a valid reward.
+    """``MODULE:FUNCTION`` of ``(answer, response)`` as a verifier: a number is a valid reward, None is no reward.
+
+    ``answer`` has what the verifiers of the library find there (``value``), and all that is known of the problem
+    (``data.problem.all_known``): ``prompt``, ``solution``, ``level`` and ``row``, the other columns of a file.
 
     Raises:
       UserError: where there is no such function.

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import math
+import pathlib
 import socket
 import subprocess
 import sys
@@ -653,6 +654,24 @@ def test_gdpo_takes_the_rewards_apart_and_a_penalty_as_one_more():
     assert found.shape == (4, 3) and weights.tolist() == [2.0, 0.5, 1.0] and float(found[:, 2].min()) < 0
     with pytest.raises(UserError, match="learns from groups of equal rewards, too"):
         method.check_computed(dataclasses.replace(settings, filter_groups=True))
+
+
+def test_the_rewards_of_the_page_see_the_whole_row(tmp_path, monkeypatch):
+    """docs/own-reward.md: the code that stands there, on rows with a column of their own."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "own-reward.md").read_text()
+    (tmp_path / "mine.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    rows = [{"prompt": f"{k}+1=", "answer": str(k + 1), "style": "brief" if k % 2 else "any"} for k in range(64)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = opened(of(data=str(tmp_path / "rows.jsonl"), reward=("mine:right", "mine:brief"), eval_problems=4,
+                      prompts_per_step=2, group_size=2, max_new_tokens=8))  # fmt: skip
+    verify, problems = found.tables.verifier, found.tables.train
+    for problem in problems[:8]:
+        verdict, (right, brief) = verify.each(problem.answer, problem.solution)
+        brevity = problem.answer["row"] == {"style": "brief"}
+        assert right == 1.0 and brevity != math.isnan(brief) and problem.answer["prompt"] == problem.prompt
+        assert verdict.value == 1.0 + (brief if brevity else 0.0)
 
 
 @pytest.mark.parametrize(
