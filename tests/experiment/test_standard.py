@@ -314,6 +314,19 @@ def test_a_pilot_that_says_no_stops_the_record(place, monkeypatch):
     assert results.read(place)[0]["instrument"]["forced"]
 
 
+def test_a_pilot_builds_the_arms_that_it_is_told(monkeypatch):
+    """Some cost a quarter of an hour to build, and the claim does not name them."""
+    seen = []
+    monkeypatch.setattr(
+        pilot, "pilot", lambda module, resolved, built, *_: seen.append(list(built)) or {"problems": []}
+    )
+    assert standard.pilot_command(tiny.__file__, []) == 0
+    assert standard.pilot_command(tiny.__file__, ["--arm", "baseline", "method"]) == 0
+    assert [set(names) for names in seen] == [set(tiny.ARMS), {"method", "baseline"}]
+    with pytest.raises(UserError, match="--arm nothing: the arms are"):
+        standard.pilot_command(tiny.__file__, ["--arm", "nothing"])
+
+
 def test_a_killed_run_keeps_its_finished_seeds(tmp_path, monkeypatch):
     settings = tiny.Settings(steps=3, eval_every=1)
     plan, trained = tiny.build(settings), []

@@ -250,7 +250,8 @@ def same_outcomes(found: Results) -> str:
 def pilot_command(path: str, arguments: list[str]) -> int:
     """``experiment pilot FILE [flags of the file]``: prints what a record would meet; 1 where it would be refused.
 
-    With ``--record`` also into ``results/pilots.tsv``; ``--tune`` counts towards the cost.
+    With ``--record`` also into ``results/pilots.tsv``, at the cost of a record of all arms, to which ``--tune`` counts.
+    ``--arm`` builds some alone, those that the claim names, where the others are dear to build.
     """
     from jaxrl_llm.experiment import cli, doctor
 
@@ -258,7 +259,7 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     arms.check_slots(module)
     options, base, given = cli.parse(module, arguments)
     cli.check_options(options, arguments)
-    resolved = arms.resolve(module, widened(base, given), ())
+    resolved = arms.resolve(module, widened(base, given), options.arm)
     built, reads = cli.build_arms(module, resolved, options.microbatches)
     cli.check_flags(resolved, base, given, reads)
     folder = cli.open_folder(options.out) / "arms" if options.out else store.FOLDER
@@ -270,6 +271,6 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     if options.record:
         path = arms.record_path(module)
         own = tuning.read_coefficient(options.coefficient, base)[1] if options.coefficient else ()
-        number = pilot.programs(resolved, len(options.tune) + len(own))
+        number = pilot.programs(module.ARMS, len(options.tune) + len(own))
         pilot.keep(path.parents[1] / "pilots.tsv", f"{path.parent.name}/{path.stem}", found, arms_of_record=number)
     return int(bool(found["problems"]))
