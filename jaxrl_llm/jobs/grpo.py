@@ -46,7 +46,7 @@ from jaxrl_llm.run.settings import (
     run_folder,
 )
 from jaxrl_llm.run.stop import Stop, interruptible
-from jaxrl_llm.train import checkpoint, host
+from jaxrl_llm.train import checkpoint, host, refill
 from jaxrl_llm.train.methods.builders import make_batch_loss, make_estimate, with_collision
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
@@ -91,6 +91,9 @@ def rollout_layout(settings: Settings, mesh: Mesh | None) -> Mesh | None:
     return meshes.parse_mesh(settings.rollout_mesh, flag="--rollout-mesh")
 
 
+OVERFLOW = {"drop": refill.dropped, "keep": refill.recovered}
+
+
 def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
     """Rows of groups whose rewards are not all equal."""
     return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
@@ -126,6 +129,15 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
         row_extras=method.row_extras(settings),
         shows=method.shown(settings),
     )
+    if settings.lora and method.needs_reference(settings):
+        estimate = beside_base(estimate)
+    tx, slots = optimiser_of_flags(settings, model, schedule), {"estimate": estimate}
+    if settings.refill:
+        slots = refill.make_refill(estimate, with_spread, settings.group_size, overflow=OVERFLOW[settings.refill])
+        slots |= {"figures": refill.filling}
+        tx = refill.skip_empty(tx)
+    else:
+        slots |= {"remember": method.moved_weights(settings)}
     return Online(
         policy=model.policy,
         problems=tables.train_table,
@@ -142,7 +154,6 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
             greedy_last=method.needs_greedy(settings),
         ),
         score=lambda answers, trajectories: None,  # the host scores
-        estimate=beside_base(estimate) if settings.lora and method.needs_reference(settings) else estimate,
         loss=make_batch_loss(
             model.policy,
             method.token_loss(settings, method.anchor(settings)),
@@ -154,12 +165,12 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
             diagnostics=method.diagnostics(settings),
             score=score,
         ),
-        tx=optimiser_of_flags(settings, model, schedule),
+        tx=tx,
         max_grad_norm=settings.max_grad_norm or None,
         updates_per_rollout=settings.inner_epochs,
         microbatches=count_microbatches(settings, mesh),
-        remember=method.moved_weights(settings),
         trained=lora_state.PART if settings.lora else "",
+        **slots,
     )
 
 
@@ -258,6 +269,10 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         kept = Referred(copied(params))._asdict() if method.needs_reference(settings) else {}
         if method.needs_optimal_values(settings):  # those of the run are measured where it begins, see ``begin_with``
             kept |= method.Optimal(jnp.zeros((len(tables.train),), jnp.float32))._asdict()
+        if settings.refill:
+            width = tables.train_table.tokens.shape[1] + settings.max_new_tokens
+            empty = refill.empty_pool(settings.prompts_per_step * settings.group_size, width)
+            kept[refill.POOL] = jax.tree.map(jnp.copy, empty)  # a step gives each buffer away
         return kept | method.first_weights(settings, len(tables.train))
 
     measure = measure_of_samples(
@@ -313,7 +328,7 @@ def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[s
 
     def figures(iteration: host.Iteration) -> dict[str, float]:
         rows, step = iteration.drawn.trajectories, int(iteration.state.step)
-        values = health.without_empty(iteration.metrics, rows, iteration.rewards, used)
+        values = health.without_empty(refill.without_rest(iteration.metrics), rows, iteration.rewards, used)
         if iteration.seconds:  # phases that overlap have no share of a roof
             values |= roof(rows, iteration.rewards, iteration.seconds)
         if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:

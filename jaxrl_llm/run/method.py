@@ -311,6 +311,12 @@ def needs_reference(settings: MethodSettings) -> bool:
     return bool(settings.kl) or asked
 
 
+def beside_rows(settings: MethodSettings) -> str:
+    """What the estimator asks for that does not lie in the rows of a rollout; empty where there is nothing."""
+    kinds = (*Collided._fields, *Diverged._fields, *Earlier._fields, "greedy_rewards", "reward_parts")
+    return ", ".join(name for name in _estimator(settings)[1] if name in kinds)
+
+
 def needs_greedy(settings: Any) -> bool:
     """Whether the last response of every group is the greedy one: the baseline of the others, which trains nothing."""
     return "greedy_rewards" in _estimator(settings)[1]

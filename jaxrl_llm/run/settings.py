@@ -40,6 +40,9 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     # share (packed where that is little). Empty: tree for a model of your own, padded for a bundled one
     layout: LayoutName = ""
     filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
+    # DAPO's dynamic sampling: groups of unequal rewards are collected over steps until they are a whole batch, which
+    # trains; the schedule counts these updates. What is left over is dropped, or (keep) begins the next batch
+    refill: Literal["", "drop", "keep"] = ""
     learning_rate: float = 6e-4
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
     prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
@@ -115,6 +118,8 @@ def check(settings: Settings) -> None:
                         "of --compute as it is; drop --weights")  # fmt: skip
     if settings.rollout_mesh:
         check_layouts(settings)
+    if settings.refill:
+        check_refill(settings)
     method.check(settings, settings.max_new_tokens)
     if not settings.resume:  # whose flags are those of the run, which went on with them
         method.check_unread(settings)
@@ -137,6 +142,22 @@ def check_loop(settings: Settings) -> None:
     elif settings.eval_every and not settings.workers.startswith("threads:"):
         raise UserError(f"--eval-every {settings.eval_every} is of loops in one process: with --workers "
                         f"{settings.workers} a run is measured at its start and end; drop one of them")  # fmt: skip
+
+
+def check_refill(settings: Settings) -> None:
+    """Raises UserError for what does not go with a batch of several rollouts."""
+    given = f"--refill {settings.refill}"
+    if not settings.filter_groups:
+        raise UserError(f"{given} fills the places of groups that leave the loss; drop it, or --no-filter-groups")
+    if settings.loop == "async":
+        raise UserError(f"{given} waits for rollouts of the weights that train; drop it, or --loop async")
+    for name in ("kl_target", "entropy_target"):
+        if value := getattr(settings, name):
+            raise UserError(f"{flags.spell(name)} {value:g} moves a weight at every step, and with {given} not every "
+                            "step trains; drop one of them")  # fmt: skip
+    if asked := method.beside_rows(settings):
+        raise UserError(f"--advantages {settings.advantages} asks for {asked} of the rollout at hand, and a batch of "
+                        f"{given} is of several; drop one of them")  # fmt: skip
 
 
 def check_measured(settings: Settings) -> None:

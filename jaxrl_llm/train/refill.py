@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool
 
-from jaxrl_llm.types import Batch, Params, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Batch, Metrics, Params, Rewards, TrainState, Trajectories, declared
 
 POOL = "pool"  # its name in ``state.extras``
 
@@ -129,6 +129,22 @@ def make_refill(
         return state.extras | {POOL: after}
 
     return {"estimate": refilled, "remember": remember}
+
+
+TRAINED = "refill/trained"  # whether the batch of a step was full
+
+
+def filling(batch: Batch, metrics: Metrics) -> Metrics:
+    """The ``figures`` of an ``Online`` with ``make_refill``: whether this step trained, and which share passed."""
+    passed = declared(Passed, batch.extras).kept
+    return {TRAINED: jnp.any(batch.mask).astype(jnp.float32), "refill/passed": jnp.mean(passed.astype(jnp.float32))}
+
+
+def without_rest(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of a step without means over the tokens of its batch, where that is not full and none trains."""
+    if metrics.get(TRAINED, 1.0):
+        return metrics
+    return {name: x for name, x in metrics.items() if not name.startswith(("policy/", "kl/", "value/", "loss/"))}
 
 
 def skip_empty(tx: optax.GradientTransformation) -> optax.GradientTransformation:

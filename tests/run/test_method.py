@@ -37,6 +37,10 @@ MASK = jnp.asarray(np.arange(6)[None, :] > np.array([1, 2, 1, 3])[:, None])
 ENTROPY = jnp.asarray(RNG.random(SHAPE) * 2, jnp.float32)
 LOGP, OLD, SAMPLER, REF, VALUES = (jnp.asarray(RNG.normal(size=SHAPE) - 2, jnp.float32) for _ in range(5))
 IDS = jnp.asarray([0, 0, 1, 1], jnp.int32)
+TINY_ROWS = (
+    "--data", "chain", "--prompts-per-step", "4", "--group-size", "3", "--max-new-tokens", "8", "--train-problems",
+    "16", "--eval-problems", "8", "--eval-samples", "2",
+)  # fmt: skip
 BOTH = ("tests.run.test_method:_by_length", "tests.run.test_method:brief")
 
 
@@ -468,6 +472,10 @@ def logged_kl(logp, ref_logp, mask):
         ({"reward": BOTH, "reward_weights": (1.0, math.nan)}, "--reward-weights 1.0 nan: a weight is a finite number"),
         ({"reward": BOTH * 2}, "stands twice; give it a weight instead"),
         ({"advantages": "gdpo_advantages", "filter_groups": False}, "normalises several rewards apart: give two or"),
+        ({"refill": "drop", "filter_groups": False}, "drop it, or --no-filter-groups"),
+        ({"refill": "drop", "loop": "async"}, "--refill drop waits for rollouts of the weights that train"),
+        ({"refill": "keep", "entropy_target": 0.1}, "--entropy-target 0.1 moves a weight at every step"),
+        ({"refill": "keep", "advantages": "remax_advantages"}, "remax_advantages asks for greedy_rewards of the roll"),
         ({"loss": "a_star_po_loss"}, "give --no-filter-groups"),
         ({"loss": "a_star_po_loss", "value_samples": 0}, "--value-samples 0 must be at least 1"),
         ({"value_beta": 0.0}, "--value-beta 0.0 positive"),
@@ -615,6 +623,46 @@ def test_a_run_with_everything_changed(tmp_path, monkeypatch):
     assert last["entropy/weight"] == singles(0.01, magnitude=0), "the weights go on from where they were"
 
 
+def _sometimes(answer, response):
+    """Half of the responses or so, so that groups of three are equal now and then."""
+    return float(sum(map(ord, response)) % 2)
+
+
+REFILL = (*TINY_ROWS, "--steps", "6", "--schedule", "constant", "--reward", "tests.run.test_method:_sometimes")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--refill", "drop"),
+        pytest.param(("--refill", "keep", "--kl", "k3_gradient_terms", "--kl-weight", "0.1"), marks=pytest.mark.slow),
+        pytest.param(("--refill", "keep", "--lora", "2", "--inner-epochs", "2"), marks=pytest.mark.slow),
+        pytest.param(("--refill", "drop", "--mesh", "data=2", "--layout", "tree"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_batches_are_filled_over_steps(more, tmp_path, capsys):
+    """A step without a full batch moves nothing, not even by Adam's momentum; the run goes on bit for bit."""
+    words = [*REFILL, *more]
+    assert cli([*words, "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line["refill/trained"] for line in lines]
+    assert 0.0 in trained and 1.0 in trained, trained
+    for line in lines:
+        assert (line["grad/norm"] > 0) == (line["refill/trained"] == 1.0) == ("policy/entropy" in line)
+        assert 0.0 <= line["refill/passed"] <= 1.0
+    if more[1] == "drop":
+        first = trained.index(1.0)
+        passed = [line["refill/passed"] for line in lines[: first + 1]]
+        assert sum(passed[:-1]) < 1.0 <= sum(passed), "a batch trains as soon as it is full"
+    cut = [*words[: words.index("--steps")], "--steps", "3", *words[words.index("--steps") + 2 :]]
+    assert cli([*cut, "--out", str(tmp_path / "cut"), "--schedule-steps", "6"]) == 0
+    assert cli(["--resume", str(tmp_path / "cut"), "--steps", "6"]) == 0
+    again = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    for name in ("reward/mean", "grad/norm", "refill/passed"):
+        assert [line[name] for line in again] == [line[name] for line in lines], name
+
+
 def brief(answer, response):
     """A second reward of the tests, which says nothing of empty responses."""
     return -len(response) / 8 if response else None
@@ -701,10 +749,7 @@ def test_a_run_by_several_rewards(more, tmp_path):
         assert line["reward/_by_length"] > 0 > line["reward/brief"]
 
 
-TINY = (
-    "--data", "chain", "--prompts-per-step", "4", "--group-size", "3", "--max-new-tokens", "8", "--train-problems",
-    "16", "--eval-problems", "8", "--eval-samples", "2", "--steps", "2", "--no-filter-groups",
-)  # fmt: skip
+TINY = (*TINY_ROWS, "--steps", "2", "--no-filter-groups")
 
 
 def _by_length(answer, response):
