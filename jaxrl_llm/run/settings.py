@@ -43,7 +43,7 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     # DAPO's dynamic sampling: groups of unequal rewards are collected over steps until they are a whole batch, which
     # trains; the schedule counts these updates. What is left over is dropped, or (keep) begins the next batch
     refill: Literal["", "drop", "keep"] = ""
-    learning_rate: float = 6e-4
+    learning_rate: float = 6e-4  # behind the warm-up, where it is highest
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
     prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
     max_new_tokens: int = 28
