@@ -45,8 +45,8 @@ def _run(tmp_path, *records):
 
 
 @pytest.fixture(scope="module")
-def played():
-    """Two groups of episodes with their turns, transcribed as training would."""
+def game():
+    """Two groups of episodes with their turns, and a method that trains on them."""
     arena = lookup.make_lookup(turns=3)
     params = jax.jit(arena.policy.init)(jax.random.key(0))
     ids = jnp.arange(2, dtype=jnp.int32)
@@ -68,9 +68,30 @@ def played():
     def decode(ids):
         return "".join(lookup.ALPHABET[i] for i in ids)
 
+    return arena, params, rows, rewards, method, state, decode
+
+
+@pytest.fixture(scope="module")
+def played(game):
+    """The game, transcribed as training would."""
+    arena, params, rows, rewards, method, state, decode = game
     look = transcripts.make_look(method, decode, rows=4)
     logp, _ = jax.jit(partial(score_tokens, arena.policy))(params, rows)
     return rows, rewards, np.asarray(logp), look(state, rows, rewards, 7)
+
+
+def test_advantages_of_other_rows_are_not_shown(game, played):
+    """A batch that is filled over several rollouts has as many rows as one, and they are others."""
+    _, _, rows, rewards, method, state, decode = game
+
+    def rolled(*given):
+        batch = method.estimate(*given)
+        return jax.tree.map(lambda x: jnp.roll(x, 3, axis=0) if x.ndim else x, batch)
+
+    shown = transcripts.make_look(method._replace(estimate=rolled), decode, rows=8)(state, rows, rewards, 7)
+    assert any(any(record["advantage"]) for record in played[3])
+    same = [np.array_equal(rows.tokens[b], np.roll(rows.tokens, 3, axis=0)[b]) for b in range(8)]
+    assert not all(same) and not any(any(r["advantage"]) for r, equal in zip(shown, same, strict=True) if not equal)
 
 
 def test_records_hold_what_was_sampled_and_judged(played):

@@ -92,8 +92,10 @@ def make_look(
     @jax.jit
     def compute(state, trajectories, rewards):
         batch = method.estimate(state.params, state.extras, trajectories, rewards)
-        alike = batch.advantages.shape == trajectories.tokens.shape
-        values = jnp.where(batch.mask, batch.advantages, 0.0) if alike else jnp.zeros(trajectories.tokens.shape)
+        values = jnp.zeros(trajectories.tokens.shape)
+        if batch.advantages.shape == trajectories.tokens.shape:
+            strange = jnp.any(batch.mask & (batch.tokens != trajectories.tokens), axis=1)  # of another rollout
+            values = jnp.where(batch.mask & ~strange[:, None], batch.advantages, values)
         part, judged, values = jax.tree.map(lambda x: x[:rows], (trajectories, rewards, values))
         alone = method.policy.for_scores()
         logp, _ = score_tokens(alone, method.policy_params(state.params), part, temperature=temperature)
