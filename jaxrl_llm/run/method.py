@@ -833,13 +833,16 @@ def own_reward(name: str, flag: str = "--reward") -> Verifier:
 
 
 def reward_names(rewards: Sequence[str]) -> tuple[str, ...]:
-    """What figures call the functions of ``--reward``: their names, or all of ``MODULE:FUNCTION`` where two are equal.
+    """What figures call the functions of ``--reward``: their names, or all of ``MODULE:FUNCTION``.
+
+    That is where two are equal, or one is the name of another figure (``reward/mean``).
 
     >>> reward_names(["mine:right", "mine:short"]), reward_names(["mine:score", "yours:score"])
     (('right', 'short'), ('mine:score', 'yours:score'))
     """
     short = tuple(name.rpartition(":")[2] for name in rewards)
-    return short if len(set(short)) == len(short) else tuple(rewards)
+    alone = len(set(short)) == len(short) and not {"mean", "valid_fraction"} & set(short)
+    return short if alone else tuple(rewards)
 
 
 def _weights(settings: Any) -> tuple[float, ...]:
