@@ -449,7 +449,7 @@ def opened(settings: Settings) -> Opened:
         attention=settings.attention,
         frozen=settings.weights == "bfloat16" or keeps_narrow(settings),
     )
-    model = lora_state.with_adapter(model, settings.lora, settings.seed)
+    model = lora_state.with_adapter(model, settings.lora, settings.seed, base=settings.lora_base)
     if mesh is not None:
         model = model._replace(params=rules.shard(model.params, mesh))
     tables = parts.make_tables(

@@ -18,7 +18,7 @@ from jaxrl_llm.data.stream import make_stream
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.run import parts
+from jaxrl_llm.run import options, parts
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
@@ -37,6 +37,8 @@ class RowSettings(recipes.Settings):
     # host: minibatches are read step by step, by Grain, for tables larger than the device
     rows_in: Literal["device", "host"] = "device"
     chat: bool = False  # prompts become a user's message, by the model's chat template
+    # QLoRA: with --lora the frozen matrices of the layers are kept in few bits, 64 inputs to a scale
+    lora_base: options.BaseName = ""
     steps: int = 200
     learning_rate: float = 1e-5
     rows_per_step: int = 32

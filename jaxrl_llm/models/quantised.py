@@ -1,20 +1,27 @@
-"""Weights of a rollout in few bits: the matrices of every layer with a scale for each output, the rest as it is.
+"""Weights in few bits: those of a rollout, and the frozen base of an adapter (QLoRA).
+
+Of a rollout the matrices of every layer have a scale for each output, the rest is as it is.
 
 Only what is read from memory at every token gets smaller; products are computed in the dtype of the activations. What
 samples is then a little off what trains: ``sampler_logp`` is of what sampled, so the gap is in the metrics, and
-``losses.correction`` weighs tokens by it. The quantiser is qwix's (extra ``quant``).
+``losses.correction`` weighs tokens by it. A base is quantised once, in blocks of inputs with a scale each: what samples
+and what trains read the same numbers, and there is no gap. The quantiser is qwix's (extra ``quant``).
 """
 
 from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.errors import extra_module
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params
 
 TYPES = ("int8", "int4", "float8_e4m3fn")
+BASES = (*TYPES, "nf4")  # what the base of an adapter may be kept in; nf4: 16 quantiles of a normal distribution
+BLOCK = 64  # inputs of one output that share a scale, of a base
 KEPT = ("router",)  # small, and the choice of experts jumps
 
 
@@ -27,27 +34,28 @@ def check_extra() -> None:
     _qwix()
 
 
-def quantise(config: ModelConfig, params: Params, kind: str) -> Params:
+def quantise(config: ModelConfig, params: Params, kind: str, *, block: int = 0) -> Params:
     """``params`` with the matrices of the layers as ``qwix.QArray``: symmetric, a scale for the inputs of each output.
 
     Embedding, head, norms, biases, routers and adapters stay as they are. Inside ``jit`` the copy is made anew from
     today's weights at every step. Of the parameters of an adapted policy (``models.lora``) the base is quantised.
 
     Args:
-      kind: one of ``TYPES``.
+      kind: one of ``BASES``.
+      block: inputs that share a scale, where they divide those of a matrix; 0, or where they do not: all of an output.
 
     Raises:
       ValueError: for another kind.
       UserError: without the extra ``quant``.
     """
-    if kind not in TYPES:
-        raise ValueError(f"kind={kind!r} is not one of {', '.join(TYPES)}")
+    if kind not in BASES:
+        raise ValueError(f"kind={kind!r} is not one of {', '.join(BASES)}")
     if "base" in params:
-        return params | {"base": quantise(config, params["base"], kind)}
-    return params | {"layers": quantise_layers(config, params["layers"], kind)}
+        return params | {"base": quantise(config, params["base"], kind, block=block)}
+    return params | {"layers": quantise_layers(config, params["layers"], kind, block=block)}
 
 
-def quantise_layers(config: ModelConfig, layers: dict[str, jax.Array], kind: str) -> dict[str, Any]:
+def quantise_layers(config: ModelConfig, layers: dict[str, jax.Array], kind: str, *, block: int = 0) -> dict[str, Any]:
     """What ``quantise`` makes of the layers, of all of them stacked or of one."""
     quantise_one = _qwix().quantize
     found: dict[str, Any] = dict(layers)
@@ -56,8 +64,21 @@ def quantise_layers(config: ModelConfig, layers: dict[str, jax.Array], kind: str
             # [..., in, out], before it layers and experts: every axis but the inputs has its own scale
             inputs = found[name].ndim - 2
             axes = [axis for axis in range(found[name].ndim) if axis != inputs]
-            found[name] = quantise_one(found[name], kind, channelwise_axes=axes)
+            tiles = {inputs: block} if block and found[name].shape[inputs] % block == 0 else None
+            # levels and scales in float32, as the levels of nf4 are; what is made of them again is of the matrix's type
+            whole, kept = found[name].astype(jnp.float32), found[name].dtype
+            found[name] = quantise_one(whole, kind, channelwise_axes=axes, tiled_axes=tiles, scale_dtype=kept)
     return found
+
+
+def on_host(params: Params) -> Params:
+    """Parameters of which some may be in few bits as float32 in the host's memory, one after another."""
+
+    def of(x: Any) -> np.ndarray:
+        whole = isinstance(x, jax.Array | np.ndarray)
+        return np.asarray(x if whole else _qwix().dequantize(jax.tree.map(jnp.asarray, x)), np.float32)
+
+    return params | {"layers": {name: of(x) for name, x in params["layers"].items()}}
 
 
 def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:

@@ -170,7 +170,8 @@ def _heldout_made(data: str, levels: tuple[int, ...], wanted: int) -> int:
 
 def open_model(settings: Settings) -> parts.Model:
     """``options.open_model``; benches of the same model share its weights."""
-    return _model(tuple((name, getattr(settings, name)) for name in options.OF_MODEL if hasattr(settings, name)))
+    names = (name for name in (*options.OF_MODEL, "lora_base") if hasattr(settings, name))
+    return _model(tuple((name, getattr(settings, name)) for name in names))
 
 
 @lru_cache(maxsize=1)

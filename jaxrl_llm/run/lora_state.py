@@ -5,7 +5,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models import lora
+from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.layers import LORA_A
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.run.parts import Model
@@ -15,10 +15,17 @@ from jaxrl_llm.types import Params, Policy, TrainState
 PART = "lora"  # of the parameters: what trains
 
 
-def with_adapter(model: Model, rank: int, seed: int) -> Model:
-    """The model with a fresh adapter of ``rank`` on every matrix that can carry one; rank 0: the model itself."""
+def with_adapter(model: Model, rank: int, seed: int, *, base: str = "") -> Model:
+    """The model with a fresh adapter of ``rank`` on every matrix that can carry one; rank 0: the model itself.
+
+    Args:
+      base: one of ``quantised.BASES``, what the matrices beside the adapter are kept in; empty: as they are.
+    """
     if not rank:
         return model
+    if base:
+        kept = quantised.quantise(model.config, model.params, base, block=quantised.BLOCK)
+        model = model._replace(params=kept)
     spec = Lora(rank, targets=lora.targets_of(model.config))
     adapter = lora.init(model.config, spec, jax.random.fold_in(jax.random.key(seed), 0x10A))
     policy = lora.make_policy(model.policy, model.config, spec)
@@ -85,4 +92,4 @@ def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Param
     trained = jax.tree.map(jnp.asarray, params[PART])
     if not model.merged and not lora.fused(model.config, spec.targets):
         lora.save(folder, model.config, spec, trained, base_model=str(model.folder))
-    return lora.merge_on_host(params["base"], trained, spec.scale)
+    return lora.merge_on_host(quantised.on_host(params["base"]), trained, spec.scale)

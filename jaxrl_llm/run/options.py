@@ -48,6 +48,7 @@ class SamplingSettings:
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
 
 
+BaseName = Literal["", "nf4", "int4", "int8", "float8_e4m3fn"]
 LayoutName = Literal["", "padded", "packed", "tree"]
 
 
@@ -170,4 +171,23 @@ def open_model(settings: Any, *, trains: bool = True) -> parts.Model:
         attention=settings.attention,
         frozen=keeps_narrow(settings, trains=trains),
     )
-    return lora_state.with_adapter(model, settings.lora, 0)
+    return lora_state.with_adapter(model, settings.lora, 0, base=base_of(settings))
+
+
+def base_of(settings: Any) -> str:
+    """What the base of an adapter is kept in; empty: in the type that computes.
+
+    Raises:
+      UserError: where nothing of it is frozen, or what reads it does not know it.
+    """
+    base = getattr(settings, "lora_base", "")
+    if not base:
+        return ""
+    if not settings.lora:
+        raise UserError(f"--lora-base {base} is of the frozen weights beside an adapter: give --lora RANK")
+    for name in ("rollout_weights", "rollout_mesh", "generator_mesh"):
+        if value := getattr(settings, name, ""):
+            raise UserError(f"{flags.spell(name)} {value} makes other weights of those that train, and those of "
+                            f"--lora-base {base} are in few bits already; drop one of them")  # fmt: skip
+    quantised.check_extra()
+    return base

@@ -14,7 +14,16 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, method, parts
 from jaxrl_llm.run.method import MethodSettings
-from jaxrl_llm.run.options import LayoutName, ModelSettings, SamplingSettings, sampling_of, told_of_size, unflagged
+from jaxrl_llm.run.options import (
+    BaseName,
+    LayoutName,
+    ModelSettings,
+    SamplingSettings,
+    base_of,
+    sampling_of,
+    told_of_size,
+    unflagged,
+)
 from jaxrl_llm.run.records import record, track
 
 
@@ -52,6 +61,8 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     most_skipped: int = 10  # updates in a row that are not finite, each left out, until the run stops; 0: never
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "auto"  # who computes it; auto: a kernel where there is one
     optimiser: Literal["adam", "muon"] = "adam"  # muon: for the matrices of the layers, Adam for the rest
+    # QLoRA: with --lora the frozen matrices of the layers are kept in few bits, 64 inputs to a scale
+    lora_base: BaseName = ""
     # what the matrices that train are kept in; bfloat16: without a float32 copy, every update is rounded at random
     weights: Literal["float32", "bfloat16"] = "float32"
     train_problems: int = 10240  # size of the generated training set
@@ -120,6 +131,7 @@ def check(settings: Settings) -> None:
         check_layouts(settings)
     if settings.refill:
         check_refill(settings)
+    base_of(settings)
     method.check(settings, settings.max_new_tokens)
     if not settings.resume:  # whose flags are those of the run, which went on with them
         method.check_unread(settings)
