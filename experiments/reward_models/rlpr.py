@@ -15,7 +15,8 @@ Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99,
 Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
 Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
            write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which
-           rlpr with as many is no control.
+           rlpr with as many is no control. reward/mean is the truth for all arms, as in the files of judges: the number
+           of the reference has a ceiling of a half, which an arm falls short of the more it prefers one form.
 Run:       python -m experiments.reward_models.rlpr
 """
 
@@ -133,11 +134,11 @@ def build(settings: Settings) -> experiment.Plan:
         log=answer_judges.log_of(free),
     )
 
-    def reward(params, extras, rows, rewards):
+    def reward(params, extras, rows):
+        answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
         if settings.how is None:
-            return rewards.value
+            return free.exact(*free.read(rows), answers).astype(jnp.float32)
         if settings.examples:
-            answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
             (verifier,) = declared(answer_judges.Verified, extras)
             return jax.lax.stop_gradient(judge.judge(verifier, *free.read(rows), answers))
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
@@ -148,7 +149,7 @@ def build(settings: Settings) -> experiment.Plan:
         return score
 
     def estimate(params, extras, rows, rewards):
-        value = reward(params, extras, rows, rewards)
+        value = reward(params, extras, rows)
         if settings.penalty:
             value = value - settings.penalty * repeated_share(rows.tokens, rows.mask, n=4)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
@@ -185,7 +186,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_single_turn_grpo(
-        drawn, found, estimate=estimate, remember=remember, score=free_answers.score_by_judge(free, free.exact),
+        drawn, found, estimate=estimate, remember=remember, score=free_answers.score_by_judge(free, free.equivalent),
         figures=figures,
     )  # fmt: skip
     if settings.raised:
