@@ -118,8 +118,9 @@ def build(settings: Settings) -> experiment.Plan:
     level = np.asarray(found.train.level)
     hard = level >= settings.hard_level
     first = experiment.Stage(make(np.flatnonzero(hard), settings.lam, as_judged, by_token), settings.first_steps)
-    easier = np.flatnonzero(~hard if not hard.all() else hard)  # where all are hard: those of them that are solved
-    rows = solvable(settings, easier) if settings.second == "easy" else np.flatnonzero(hard)
+    rows = np.flatnonzero(hard)
+    if settings.second == "easy":  # where all are hard: those of them that are solved, of more that are tried
+        rows = solvable(settings, rows, tries=64) if hard.all() else solvable(settings, np.flatnonzero(~hard))
     second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
     plan = curricula.make_single_turn_plan(settings, found, (first, second), host_score=host_score)
@@ -146,19 +147,22 @@ def taught_rates(settings: recipes.OnlineSettings, rows: tuple[int, ...], warm_s
     )
 
 
-def solvable(settings: Settings, easier: np.ndarray) -> np.ndarray:
+def solvable(settings: Settings, easier: np.ndarray, *, tries: int = 8) -> np.ndarray:
     """The first ``few`` of the easier rows that are solved at least sometimes.
+
+    Args:
+      tries: so many times ``few`` rows are tried.
 
     Raises:
       UserError: where too few are.
     """
-    tried = easier[: 8 * settings.few]
+    tried = easier[: tries * settings.few]
     if tried.size:
         tried = tried[taught_rates(settings, tuple(tried.tolist()), settings.warm_steps) > 0]
     if tried.size < settings.few:
         raise UserError(
-            f"--few {settings.few}: of the first {8 * settings.few} problems below --hard-level {settings.hard_level} "
-            f"the model solves {tried.size} in {SAMPLES} samples; give fewer, easier --levels or more --train-problems"
+            f"--few {settings.few}: of the first {tries * settings.few} problems below --hard-level "
+            f"{settings.hard_level} the model solves {tried.size} in {SAMPLES} samples; give fewer, easier --levels or more --train-problems"
         )
     return tried[: settings.few]
 
