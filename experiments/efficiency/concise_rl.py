@@ -162,7 +162,8 @@ def solvable(settings: Settings, easier: np.ndarray, *, tries: int = 8) -> np.nd
     if tried.size < settings.few:
         raise UserError(
             f"--few {settings.few}: of the first {tries * settings.few} problems below --hard-level "
-            f"{settings.hard_level} the model solves {tried.size} in {SAMPLES} samples; give fewer, easier --levels or more --train-problems"
+            f"{settings.hard_level} the model solves {tried.size} in {SAMPLES} samples; give fewer, easier --levels or "
+            "more --train-problems"
         )
     return tried[: settings.few]
 
