@@ -4,6 +4,7 @@ Groups are data (``group_ids``), never a layout. Invalid rewards (infrastructure
 enter any baseline. ``group_ids`` lie in ``[0, B)``.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -489,9 +490,14 @@ def per_label_advantages(
     >>> per_label_advantages(labels, ids, jnp.array([0.5, 0.5])).tolist()
     [0.0, 0.0]
     """
+    return _weighed_apart(labels, group_ids, weights, [valid] * labels.shape[1], eps)
+
+
+def _weighed_apart(labels: Array, group_ids: Array, weights: Array, valid: Sequence[Array | None], eps: float) -> Array:
+    """The weighted sum of columns that are normalised within the group, each over the rows where it is ``valid``."""
     columns = [
-        weights[k].astype(jnp.float32) * group_normalized_advantages(labels[:, k], group_ids, valid=valid, eps=eps)
-        for k in range(labels.shape[1])
+        weights[k].astype(jnp.float32) * group_normalized_advantages(labels[:, k], group_ids, valid=own, eps=eps)
+        for k, own in enumerate(valid)
     ]
     return sum(columns[1:], columns[0])
 
@@ -526,13 +532,8 @@ def gdpo_advantages(
     valid = _valid(reward_parts[:, 0], valid)
     applies = jnp.isfinite(reward_parts) & valid[:, None]
     kept = jnp.where(applies, reward_parts, 0.0).astype(jnp.float32)
-    columns = [
-        reward_weights[k].astype(jnp.float32)
-        * group_normalized_advantages(kept[:, k], group_ids, valid=applies[:, k], eps=eps)
-        for k in range(kept.shape[1])
-    ]
-    whole = jnp.zeros(kept.shape[:1], jnp.int32)
-    return group_normalized_advantages(sum(columns[1:], columns[0]), whole, valid=valid, eps=eps)
+    total = _weighed_apart(kept, group_ids, reward_weights, list(applies.T), eps)
+    return group_normalized_advantages(total, jnp.zeros(total.shape, jnp.int32), valid=valid, eps=eps)
 
 
 def mean_within(

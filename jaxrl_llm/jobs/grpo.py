@@ -328,7 +328,7 @@ def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[s
 
     def figures(iteration: host.Iteration) -> dict[str, float]:
         rows, step = iteration.drawn.trajectories, int(iteration.state.step)
-        values = health.without_empty(refill.without_rest(iteration.metrics), rows, iteration.rewards, used)
+        values = health.without_empty(iteration.metrics, rows, iteration.rewards, used)
         if iteration.seconds:  # phases that overlap have no share of a roof
             values |= roof(rows, iteration.rewards, iteration.seconds)
         if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:

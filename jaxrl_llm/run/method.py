@@ -822,12 +822,14 @@ def own_reward(name: str, flag: str = "--reward") -> Verifier:
         raise UserError(f"{flag} {name} is no MODULE:FUNCTION; a verifier by name is --verifier")
     function = named.find(losses, name, flag)
 
-    def verify(answer: Any, response: str) -> Verdict:
+    def judged(answer: Any, response: str) -> Verdict | None:
         found = function(answer, response)
-        if found is None:
-            return Verdict(0.0, False, f"{name} does not apply")
-        return found if isinstance(found, Verdict) else Verdict(float(found), True, name)
+        return found if found is None or isinstance(found, Verdict) else Verdict(float(found), True, name)
 
+    def verify(answer: Any, response: str) -> Verdict:
+        return judged(answer, response) or Verdict(0.0, False, f"{name} does not apply")
+
+    verify.judged = judged  # None where it does not apply, for ``own_rewards``
     verify.__wrapped__ = function  # whose name an error says
     return verify
 
@@ -871,11 +873,12 @@ def own_rewards(settings: Any) -> Verifier | None:
         return judges[0] if judges else None
 
     def each(answer: Any, response: str) -> tuple[Verdict, tuple[float, ...]]:
-        found = [judge.__wrapped__(answer, response) for judge in judges]
-        said = [one if isinstance(one, Verdict) else Verdict(math.nan if one is None else float(one)) for one in found]
-        several = tuple(one.value if one.valid else math.nan for one in said)
-        failed = [one.reason or name for name, one in zip(names, said, strict=True) if not one.valid]
+        found = [judge.judged(answer, response) for judge in judges]
         applies = [one is not None for one in found]
+        several = tuple(one.value if one is not None and one.valid else math.nan for one in found)
+        failed = [
+            one.reason or name for name, one in zip(names, found, strict=True) if one is not None and not one.valid
+        ]
         if failed or not any(applies):
             return Verdict(0.0, False, "; ".join(failed) or "no reward applies"), several
         value = sum(w * x for w, x, there in zip(weights, several, applies, strict=True) if there)

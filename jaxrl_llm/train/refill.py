@@ -140,13 +140,6 @@ def filling(batch: Batch, metrics: Metrics) -> Metrics:
     return {TRAINED: jnp.any(batch.mask).astype(jnp.float32), "refill/passed": jnp.mean(passed.astype(jnp.float32))}
 
 
-def without_rest(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of a step without means over the tokens of its batch, where that is not full and none trains."""
-    if metrics.get(TRAINED, 1.0):
-        return metrics
-    return {name: x for name, x in metrics.items() if not name.startswith(("policy/", "kl/", "value/", "loss/"))}
-
-
 def skip_empty(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """``tx`` that rests where the whole gradient is exactly 0: parameters, moments and counts stay as they are.
 

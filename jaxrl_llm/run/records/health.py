@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.train import refill
 from jaxrl_llm.types import Rewards, Trajectories
 
 PATIENCE = 3  # steps in a row before something is said
@@ -40,8 +41,10 @@ def without_empty(
         here = trajectories._replace(mask=jnp.asarray(mask), group_ids=jnp.asarray(ids))  # also those of other hosts
         kept = valid & np.asarray(used(here, Rewards(jnp.asarray(value), jnp.asarray(valid))))
     empty: set[str] = set()
-    if not (mask & kept[:, None]).any():
-        empty |= {name for name in figures if name.startswith(("policy/", "kl/", "value/"))}
+    waits = not figures.get(refill.TRAINED, 1.0)  # for more rollouts, and none of its rows trains
+    if waits or not (mask & kept[:, None]).any():
+        of_tokens = ("policy/", "kl/", "value/") + ("loss/",) * waits
+        empty |= {name for name in figures if name.startswith(of_tokens)}
     for name, rows in (("reward/mean", valid), ("length/right_tokens", valid & (value > 0.5)),
                        ("length/wrong_tokens", valid & ~(value > 0.5))):  # fmt: skip
         empty |= set() if rows.any() else {name}
