@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import ProductFn, norm, plain_product, projections
+from jaxrl_llm.models.layers import Layer, ProductFn, norm, plain_product, projections
 from jaxrl_llm.models.spec import NO_WINDOW, ModelConfig
 
 AttendFn = Callable[..., Array]  # with the arguments of ``attend``
@@ -409,7 +409,7 @@ def repeated(attend_fn: AttendFn) -> AttendFn:
 
 def queries_keys_values(
     config: ModelConfig,
-    layer: dict[str, Array],
+    layer: Layer,
     x: Array,
     positions: Array,
     rotate_fn: RotateFn = rotate,
@@ -438,7 +438,7 @@ def seen(config: ModelConfig, *places: Array) -> Seen:
     return Seen(*places, config.windows[0]) if len(set(config.windows)) == 1 else Seen(*places)
 
 
-def layer_mask(layer: dict[str, Array], mask: Array | Seen, distances: tuple[Array, Array]) -> Array | Seen:
+def layer_mask(layer: Layer, mask: Array | Seen, distances: tuple[Array, Array]) -> Array | Seen:
     """``visible`` with the layer's own window, where layers differ; ``distances``: positions of queries and keys."""
     if isinstance(mask, Seen):
         return mask._replace(window=layer["window"]) if "window" in layer else mask
@@ -447,7 +447,7 @@ def layer_mask(layer: dict[str, Array], mask: Array | Seen, distances: tuple[Arr
 
 def attention(
     config: ModelConfig,
-    layer: dict[str, Array],
+    layer: Layer,
     q: Array,
     k: Array,
     v: Array,

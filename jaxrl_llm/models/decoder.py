@@ -39,6 +39,7 @@ from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
 from jaxrl_llm.models.layers import (
     ATTENDED,
     PRODUCT,
+    Layer,
     ProductFn,
     joined,
     norm,
@@ -49,7 +50,6 @@ from jaxrl_llm.models.layers import (
 )
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
-from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.spec import ModelConfig, cast_at_use, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
@@ -118,7 +118,7 @@ def init_params(config: ModelConfig, key: Array) -> Params:
 def block(
     config: ModelConfig,
     how: How,
-    layer: dict[str, Array],
+    layer: Layer,
     x: Array,
     attend: Callable[[Array], Array],
     recorded: Array | None = None,
@@ -167,7 +167,7 @@ def _run(config, how, params, tokens, positions, segment_ids, pages=None, expert
     rotate_fn = before_layers(config, how.rotate_fn, positions)
 
     def step(x, item):
-        layer, recorded = opened(item[0]), item[1]
+        layer, recorded = item
 
         def attend(normed):
             q, k, v = queries_keys_values(config, layer, normed, positions, rotate_fn, how.product_fn)
@@ -213,7 +213,7 @@ def _hidden_groups(config, how, params, prompts, responses):
 
     def step(carry, layer):
         x, y = carry
-        layer, read = opened(layer), []
+        read = []
 
         def look(normed):
             q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn, how.product_fn)
@@ -286,7 +286,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
     def step(carry, item):
         x, stored = carry  # the whole cache is carried, so that only the new columns are written
-        layer, index, new = opened(item[0]), item[1], None
+        (layer, index), new = item, None
 
         def attend(normed):
             nonlocal stored, new

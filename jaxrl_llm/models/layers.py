@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from jaxrl_llm.models.quantised import opening
 from jaxrl_llm.models.spec import ModelConfig
 
 PRODUCT, ATTENDED = "product", "attended"  # what a policy of recomputation may keep, see ``models.decoder.kept``
 ProductFn = Callable[[Array, Array, str], Array]
+Layer = dict[str, Any]  # arrays of one layer by name, its matrices perhaps in few bits: see ``models.quantised``
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 JOINED = {"qkv": ("q", "k", "v"), "up_gate": ("up", "gate")}  # matrices that multiply the same input, by what they are
 
@@ -29,16 +32,17 @@ def plain_product(x: Array, weight: Array, name: str) -> Array:
     return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def project(x: Array, layer: dict[str, Array], name: str, product_fn: ProductFn = plain_product) -> Array:
+def project(x: Array, layer: Layer, name: str, product_fn: ProductFn = plain_product) -> Array:
     """``x W + b`` in the dtype of ``x``; the bias where the layer has one."""
-    out = checkpoint_name(product_fn(x, layer[name], name), PRODUCT)
+    product = opening(lambda matrix, x: product_fn(x, matrix[name], name))
+    out = checkpoint_name(product({name: layer[name]}, x), PRODUCT)
     if name + LORA_A in layer:  # see models.lora
         out = out + (x @ layer[name + LORA_A].astype(x.dtype)) @ layer[name + LORA_B].astype(x.dtype)
     bias = layer.get(f"{name}_bias")
     return out if bias is None else out + _along_last(bias.astype(x.dtype), out)
 
 
-def joined(layer: dict[str, Array]) -> dict[str, Array]:
+def joined(layer: Layer) -> Layer:
     """Parameters of a layer in which matrices that multiply the same input are one matrix, see ``JOINED``.
 
     What is no plain array, such as weights in few bits, stays as it is, and so do matrices with an adapter.
@@ -55,7 +59,7 @@ def joined(layer: dict[str, Array]) -> dict[str, Array]:
 
 
 def projections(
-    x: Array, layer: dict[str, Array], whole: str, widths: tuple[int, ...], product_fn: ProductFn = plain_product
+    x: Array, layer: Layer, whole: str, widths: tuple[int, ...], product_fn: ProductFn = plain_product
 ) -> Iterator[Array]:
     """``project`` by each matrix of ``JOINED[whole]``, when its turn comes; ``widths``: of what they return."""
     if whole in layer:
@@ -120,7 +124,7 @@ def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
     return out.astype(x.dtype)
 
 
-def norm(config: ModelConfig, x: Array, tree: dict[str, Array], name: str) -> Array:
+def norm(config: ModelConfig, x: Array, tree: Layer, name: str) -> Array:
     """The norm ``name`` of a layer (or of the whole tree) in the family's form."""
     if config.norm == "layer":
         return _layer_norm(x, tree[name], tree[f"{name}_bias"], config.rms_norm_eps)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import ProductFn, plain_product, project, projections
+from jaxrl_llm.models.layers import Layer, ProductFn, plain_product, project, projections
+from jaxrl_llm.models.quantised import opening
 from jaxrl_llm.models.spec import Experts, ModelConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -18,7 +19,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 ExpertsFn = Callable[..., Array]
 
 
-def dense(config: ModelConfig, layer: dict[str, Array], x: Array, product_fn: ProductFn = plain_product) -> Array:
+def dense(config: ModelConfig, layer: Layer, x: Array, product_fn: ProductFn = plain_product) -> Array:
     """``down(act(gate x) * up x)``, or ``down(act(up x))`` where the family has no gate."""
     act = ACTIVATIONS[config.activation]
     if not config.gated_mlp:
@@ -93,7 +94,7 @@ def dense_experts(
 
 def feed_forward(
     config: ModelConfig,
-    layer: dict[str, Array],
+    layer: Layer,
     x: Float[Array, "B S D"],
     experts_fn: ExpertsFn = grouped_experts,
     recorded: Int[Array, "B S K"] | None = None,
@@ -106,7 +107,8 @@ def feed_forward(
     flat = x.reshape(b * s, d)
     logits = project(flat, layer, "router")
     weights, chosen = route(config.experts, logits, None if recorded is None else recorded.reshape(b * s, -1))
-    out = experts_fn(ACTIVATIONS[config.activation], layer, flat, weights, chosen)
+    own = {name: x for name, x in layer.items() if name.startswith("experts_")}
+    out = opening(partial(experts_fn, ACTIVATIONS[config.activation]))(own, flat, weights, chosen)
     return out.reshape(b, s, d), Routed(logits.reshape(b, s, -1), chosen.reshape(b, s, -1))
 
 

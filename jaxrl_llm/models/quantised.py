@@ -8,6 +8,7 @@ samples is then a little off what trains: ``sampler_logp`` is of what sampled, s
 and what trains read the same numbers, and there is no gap. The quantiser is qwix's (extra ``quant``).
 """
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -87,3 +88,18 @@ def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:
         return layer
     dequantise = _qwix().dequantize
     return {name: x if isinstance(x, jax.Array) else dequantise(x) for name, x in layer.items()}
+
+
+def opening(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """``product(layer, *arrays)`` of a layer that may be in few bits, which it sees ``opened``.
+
+    A backward pass opens it again and computes the product again where it needs that: kept between the two, what is
+    opened would be all of the model in the type that computes.
+    """
+
+    def run(layer: dict[str, Any], *arrays: Any) -> jax.Array:
+        if all(isinstance(x, jax.Array) for x in layer.values()):
+            return product(layer, *arrays)
+        return jax.checkpoint(lambda few, *given: product(opened(few), *given))(layer, *arrays)
+
+    return run

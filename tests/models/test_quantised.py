@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import quantised
+from jaxrl_llm.models import lora, quantised
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.models.quantised import opened, quantise
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods.builders import score_tokens
 from tests import close
-from tests.models_for_tests import dense_rows, small_model
+from tests.models_for_tests import dense_rows, small_config, small_model
 
 qwix = pytest.importorskip("qwix")
 TOKENS = jnp.asarray(np.random.default_rng(4).integers(0, 24, (3, 7)), jnp.int32)
@@ -77,6 +79,31 @@ def test_what_samples_is_recorded_and_its_gap_to_the_trainer_is_seen():
 def test_whole_arrays_are_left_alone():
     layer = {"q": jnp.ones((2, 2))}
     assert opened(layer) is layer
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_backward_pass_opens_a_base_again_and_keeps_none_of_it(family, remat):
+    """Of eight layers a step needs no more room beside int8 than beside whole weights; the slopes are those of them."""
+    config = small_config(family, num_layers=8, hidden_size=128, intermediate_size=256)
+    plain = make_policy(config, remat=remat)
+    params = plain.init(jax.random.key(1))
+    spec = Lora(2, targets=lora.targets_of(config))
+    policy, adapter = lora.make_policy(plain, config, spec), lora.init(config, spec, jax.random.key(3))
+    adapter = jax.tree.map(lambda x: x + 0.02, adapter)
+    few = quantise(config, params, "int8", block=64)
+    whole = params | {"layers": jax.jit(opened)(few["layers"])}
+
+    def loss(adapter, base):
+        return jnp.sum(policy.hidden({"base": base, "lora": adapter}, TOKENS, ROWS[1], ROWS[0]) ** 2)
+
+    room, slopes = {}, {}
+    for name, base in (("few", few), ("whole", whole)):
+        program = jax.jit(jax.grad(loss)).lower(adapter, base).compile()
+        room[name], slopes[name] = program.memory_analysis().temp_size_in_bytes, program(adapter, base)
+    layer = 4 * sum(x.size for x in jax.tree.leaves(whole["layers"])) // 8
+    assert room["few"] < room["whole"] + 2 * layer
+    jax.tree.map(close.assert_near, slopes["few"], slopes["whole"])
 
 
 def test_wrong_kind_and_missing_extra(monkeypatch):
