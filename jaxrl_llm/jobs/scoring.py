@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jaxrl_llm.data.problem import all_known
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.run import bench, parts
+from jaxrl_llm.run import bench, options, parts
 from jaxrl_llm.run.method import own_rewards
 from jaxrl_llm.types import Key, Params
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -21,6 +21,8 @@ class DrawnSettings(recipes.OnlineSettings):
     """What the commands share whose updates draw their own responses."""
 
     data: str = "chain"
+    # QLoRA: with --lora the frozen matrices of the layers are kept in few bits, 64 inputs to a scale
+    lora_base: options.BaseName = ""
     steps: int = 200
     prompts_per_step: int = 32
     max_new_tokens: int = 512

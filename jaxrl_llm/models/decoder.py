@@ -50,6 +50,7 @@ from jaxrl_llm.models.layers import (
 )
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
+from jaxrl_llm.models.quantised import opened_for_steps
 from jaxrl_llm.models.spec import ModelConfig, cast_at_use, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
@@ -258,6 +259,8 @@ def as_used(config: ModelConfig, params: Params, compute_dtype: Any) -> Params:
 
 def _for_steps(config: ModelConfig, how: How, params: Params) -> Params:
     """``Policy.unstack``."""
+    if isinstance(params["layers"], dict):
+        params = params | {"layers": opened_for_steps(params["layers"])}
     params = _unstacked(config, how, params)
     if not how.joined or not isinstance(params["layers"], tuple):
         return params

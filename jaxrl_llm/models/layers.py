@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from jaxrl_llm.models.quantised import opening
+from jaxrl_llm.models.quantised import multiplied
 from jaxrl_llm.models.spec import ModelConfig
 
 PRODUCT, ATTENDED = "product", "attended"  # what a policy of recomputation may keep, see ``models.decoder.kept``
@@ -34,8 +34,8 @@ def plain_product(x: Array, weight: Array, name: str) -> Array:
 
 def project(x: Array, layer: Layer, name: str, product_fn: ProductFn = plain_product) -> Array:
     """``x W + b`` in the dtype of ``x``; the bias where the layer has one."""
-    product = opening(lambda matrix, x: product_fn(x, matrix[name], name))
-    out = checkpoint_name(product({name: layer[name]}, x), PRODUCT)
+    product = multiplied(lambda x, matrix: product_fn(x, matrix, name), x, layer[name])
+    out = checkpoint_name(product, PRODUCT)
     if name + LORA_A in layer:  # see models.lora
         out = out + (x @ layer[name + LORA_A].astype(x.dtype)) @ layer[name + LORA_B].astype(x.dtype)
     bias = layer.get(f"{name}_bias")

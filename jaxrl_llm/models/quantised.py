@@ -22,6 +22,7 @@ from jaxrl_llm.types import Params
 
 TYPES = ("int8", "int4", "float8_e4m3fn")
 BASES = (*TYPES, "nf4")  # what the base of an adapter may be kept in; nf4: 16 quantiles of a normal distribution
+BITS = {"int8": 8, "int4": 4, "float8_e4m3fn": 8, "nf4": 4}  # of a number of each
 BLOCK = 64  # inputs of one output that share a scale, of a base
 KEPT = ("router",)  # small, and the choice of experts jumps
 
@@ -90,11 +91,43 @@ def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:
     return {name: x if isinstance(x, jax.Array) else dequantise(x) for name, x in layer.items()}
 
 
-def opening(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """``product(layer, *arrays)`` of a layer that may be in few bits, which it sees ``opened``.
+def opened_for_steps(layers: dict[str, Any]) -> dict[str, Any]:
+    """The layers, stacked or one, for a loop that reads them at every step.
 
-    A backward pass opens it again and computes the product again where it needs that: kept between the two, what is
-    opened would be all of the model in the type that computes.
+    What has several scales to an output is opened, once for all steps: a TPU would do so at every step, ten times what
+    the product takes. What has one stays in few bits, of which a step reads fewer.
+    """
+    if all(isinstance(x, jax.Array) for x in layers.values()):
+        return layers
+    dequantise = _qwix().dequantize
+    return {
+        name: x if isinstance(x, jax.Array) or x.scale.shape[-2] == 1 else dequantise(x) for name, x in layers.items()
+    }
+
+
+def multiplied(product: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, matrix: Any) -> jax.Array:
+    """``product(x, matrix)`` of a matrix that may be in few bits: what has one scale to an output is scaled after it.
+
+    So a product on a TPU reads few bits; scaled before it, what is opened would be written and read again. A backward
+    pass opens a matrix again: kept between the two, what is opened would be all of the model in the type that computes.
+    """
+    if isinstance(matrix, jax.Array):
+        return product(x, matrix)
+    dequantise = _qwix().dequantize
+
+    def opened_here(x: jax.Array, few: Any) -> jax.Array:
+        if few.scale.shape[-2] > 1:
+            return product(x, dequantise(few))
+        out = product(x, dequantise(few.replace(scale=jnp.ones_like(few.scale))))
+        scale = few.scale.astype(out.dtype)
+        return out * jnp.reshape(scale, (1,) * (out.ndim - 1) + (-1,))
+
+    return jax.checkpoint(opened_here)(x, matrix)
+
+
+def opening(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """``product(layer, *arrays)`` of matrices that may be in few bits, which it sees ``opened``; as in ``multiplied``
+    a backward pass opens them again, and computes the product again where it needs that.
     """
 
     def run(layer: dict[str, Any], *arrays: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from jaxrl_llm.distributed import expert_exchange
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
-from jaxrl_llm.planning.work import Work, columns
+from jaxrl_llm.planning.work import Work, columns, shared, trained
 
 LINKS = 2  # directions of a ring in which a chip sends and receives
 _MATRICES = 7  # of a layer, each collected by itself
@@ -69,19 +69,21 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     active, tokens = active_parameters(config), columns(work)
     whole = 2 * held(config, Sizes(tensor=train.tensor, expert=train.expert))  # bfloat16 weights gathered over fsdp
     collected = _gather(whole, train.fsdp, chip, config.num_layers * _MATRICES)
+    scattered = 0 if work.adapter else 2 * collected  # gradients, in float32
     # gradients over what else splits tokens: scattered sums, and back
-    summed = _gather(2 * 2 * held(config, train), train.data * train.context, chip)
+    summed = _gather(2 * 2 * trained(config, train, work), train.data * train.context, chip)
     passes = 4 if work.remat else 3  # forward, again, and twice that backward
     context = work.length / 2
 
-    def compute(parameter_passes: Number, count: Number) -> Number:
-        return parameter_passes * (2 * active * count + _attention(config, count, context)) / chips / chip.flops
+    def compute(passes: int, count: Number) -> Number:
+        weights = passes - 1 if work.adapter and passes > 1 else passes  # a base has no gradient
+        return (weights * 2 * active * count + passes * _attention(config, count, context)) / chips / chip.flops
 
     rows = tokens / train.rows / train.context
     around = _ring(config, train, chip, rows)
     update = max(
         compute(passes, tokens),
-        work.microbatches * collected * (2 if work.remat else 1) + 2 * collected + summed + around * (passes + 1),
+        work.microbatches * collected * (2 if work.remat else 1) + scattered + summed + around * (passes + 1),
     )
     update += _tensor(config, train, chip, rows, 6 if work.remat else 4)
     update += _experts(config, train, chip, rows, 6 if work.remat else 4)
@@ -98,9 +100,12 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     step += _tensor(config, rollout, chip, local, 2) + _experts(config, rollout, chip, local, 2)
     read = prompts * work.prompt / rollout.rows
     exchanged = _tensor(config, rollout, chip, read, 2) + _experts(config, rollout, chip, read, 2)
-    moved = held(config, Sizes(tensor=rollout.tensor, expert=rollout.expert)) * 2
+    whole = held(config, Sizes(tensor=rollout.tensor, expert=rollout.expert)) * 2
+    moved = 0.0 if shared(train, rollout, work) else _gather(whole, chips, chip)
+    if work.adapter:  # weights that lie over fsdp come together for every token
+        step += _gather(whole, rollout.fsdp, chip, config.num_layers * _MATRICES)
     return {
-        "reshard": _gather(moved, chips, chip),
+        "reshard": moved,
         "prefill": prefill / chip.flops + exchanged,
         "decode": waves * work.response * step,
         "score": score * work.scores,
@@ -116,7 +121,8 @@ def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes,
     active, context = active_parameters(config), work.length / 2
 
     def computing(passes: int, tokens: Number, chips: int, seen: Number) -> Number:
-        return passes * (2 * active * tokens + _attention(config, tokens, seen)) / chips / chip.flops
+        weights = passes - 1 if work.adapter and passes > 1 else passes  # a base has no gradient
+        return (weights * 2 * active * tokens + passes * _attention(config, tokens, seen)) / chips / chip.flops
 
     prompts, rows = work.rollout_rows // work.group * work.prompt, work.rollout_rows / rollout.rows
     read = 2 * held(config, rollout) + rows * cache_bytes(config, rollout) * (work.prompt + work.response / 2)

@@ -8,12 +8,13 @@ logits is a count of the arrays that live at the same time.
 import math
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held, held_layers, share
-from jaxrl_llm.planning.work import Work
+from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held_layers, share
+from jaxrl_llm.planning.work import Work, kept_bytes, sampled_bytes, shared, trained
 
 _CHUNK = 128  # the fewest time steps whose logits exist at once, see ``logprobs.chunked``
 _TRAINED_COLUMN, _SCORED_COLUMN = 21, 12  # bytes of a token's entries that the programs read
@@ -37,9 +38,9 @@ def _itemsize(work: Work) -> int:
     return np.dtype(work.compute_dtype).itemsize
 
 
-def kept_bytes(work: Work) -> int:
-    """Of a weight that trains."""
-    return np.dtype(work.weights).itemsize
+def _trained_size(work: Work) -> int:
+    """Bytes of a weight that trains, and of its gradient."""
+    return np.dtype(jnp.float32 if work.adapter else work.weights).itemsize
 
 
 def _layer(
@@ -57,7 +58,7 @@ def _layer(
     else:
         e = config.experts
         inner = tokens * sizes.expert * e.per_token * (2 * config.hidden_size + 3 * share(e.size, sizes.tensor)) * size
-    collected = gathered(config, sizes) * size if sizes.fsdp > 1 else 0
+    collected = gathered(config, sizes) * size if sizes.fsdp > 1 or work.base else 0  # few bits are opened
     return hidden + max(projected + scores, inner) + collected
 
 
@@ -101,24 +102,27 @@ def _experts(config: ModelConfig, sizes: Sizes) -> int:
 def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Float32 masters in the compute type: the compiler casts the layers of a chip before it goes through them."""
     size = _itemsize(work)
-    return held_layers(config, sizes) * size if size < kept_bytes(work) else 0.0
+    return held_layers(config, sizes) * size if size < _trained_size(work) and not work.adapter else 0.0
 
 
 def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
-    """Masters, two moments, gradients, kept activations; beside them one layer backward or one chunk of logits."""
-    size, here = _itemsize(work), held(config, sizes)
+    """Masters, two moments, gradients, kept activations; beside them one layer backward or one chunk of logits.
+
+    With an adapter the masters are a base that has no gradient.
+    """
+    size, here = _itemsize(work), trained(config, sizes, work)
     rows, own = math.ceil(work.update_rows / sizes.rows), share(work.length, sizes.context)
     tokens = rows * own
     columns = work.rows * work.length / sizes.rows
-    gradients = here * (kept_bytes(work) + (4 if work.microbatches > 1 else 0))
+    gradients = here * (_trained_size(work) + (4 if work.microbatches > 1 else 0))
     kept = config.num_layers * tokens * config.hidden_size * size
     one = _layer(config, sizes, work, rows, own, work.length, kernels) + _passing(config, sizes, work, rows)
-    layer = 2 * one + 4 * tokens * config.hidden_size * size + 4 * gathered(config, sizes)
+    layer = 2 * one + 4 * tokens * config.hidden_size * size + (0 if work.adapter else 4 * gathered(config, sizes))
     if not work.remat:
         kept = config.num_layers * _kept_layer(config, sizes, work, rows, kernels)
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, _steps_at_once(work), 3)
     return Memory(
-        (kept_bytes(work) + 8) * here + columns * _TRAINED_COLUMN,
+        kept_bytes(config, sizes, work) + 8 * here + columns * _TRAINED_COLUMN,
         gradients + _cast(config, sizes, work) + kept + max(layer, chunk),
     )
 
@@ -142,7 +146,7 @@ def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) 
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, _steps_at_once(work), 0 if kernels else 2)
     hidden = rows * own * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
-    return Memory(kept_bytes(work) * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)
+    return Memory(kept_bytes(config, sizes, work) + rows * work.length * _SCORED_COLUMN, working)
 
 
 def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Memory:
@@ -157,7 +161,7 @@ def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Me
         working += max(held_layers(config, rollout) / config.num_layers, table) * size
         if config.experts is not None and train.tensor > 1 and train.expert > 1:
             working += 4 * config.experts.number * config.experts.size * config.hidden_size * size
-    return Memory(kept_bytes(work) * held(config, train), working, held(config, rollout) * size)
+    return Memory(kept_bytes(config, train, work), working, sampled_bytes(config, rollout, work))
 
 
 def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:
@@ -179,26 +183,27 @@ def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False
     own = cache(config, sizes, work, prompts) if work.group > 1 or kernels else 0.0
     own *= work.prompt / work.length if kernels else 1.0
     new = cache(config, sizes, work, rows)  # beside what the layers need, or where that was
-    return Memory(held(config, sizes) * _itemsize(work), own + (one if kernels else max(one - new, 0.0)), new)
+    return Memory(sampled_bytes(config, sizes, work), own + (one if kernels else max(one - new, 0.0)), new)
 
 
 def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
-    """Weights; caches and the logits of one token; beside them the layers' weights apart, or one layer's cache.
+    """Weights; caches and the logits of one token; beside them the layers' weights apart or opened, or a layer's cache.
 
     Args:
       kernels: of a TPU, which read the cache where it lies, and layers compiled one by one, see ``models.cache``.
     """
     rows = work.rollout_rows / sizes.rows
     stored = cache(config, sizes, work, rows)
-    if config.num_layers <= (caches.UNROLLED_BESIDE_KERNEL if kernels else caches.UNROLLED):
-        beside = held_layers(config, sizes) * _itemsize(work)
-    else:
-        beside = 0.0 if kernels else stored / config.num_layers
+    apart = config.num_layers <= (caches.UNROLLED_BESIDE_KERNEL if kernels else caches.UNROLLED)
+    # a base in few bits is opened for all steps, see ``models.quantised.opened_for_steps``
+    beside = held_layers(config, sizes) * _itemsize(work) if apart or work.base else 0.0
+    if not apart and not kernels:
+        beside += stored / config.num_layers
     if config.experts is not None and kernels:  # grouped products read them in an order of their own, made once
         beside = max(beside, _experts(config, sizes) * _itemsize(work))
     given = work.rollout_rows / sizes.data * share(config.padded_vocab_size, sizes.tensor * sizes.fsdp) * 4
     logits = _logits(config, sizes, work, work.rollout_rows / sizes.data, 1, 2)
-    return Memory(held(config, sizes) * _itemsize(work) + given, stored + beside + logits)
+    return Memory(sampled_bytes(config, sizes, work) + given, stored + beside + logits)
 
 
 def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernels: bool = False) -> dict[str, Memory]:
@@ -210,18 +215,25 @@ def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernel
         "score": score(config, train, work, kernels),
         "update": update(config, train, work, kernels),
     }
-    return found if work.scores else {name: value for name, value in found.items() if name != "score"}
+    absent = {"score"} - ({"score"} if work.scores else set()) | (
+        {"reshard"} if shared(train, rollout, work) else set()
+    )
+    return {name: value for name, value in found.items() if name not in absent}
 
 
-def of_the_loop(config: ModelConfig, train: Sizes, peaks: dict[str, Number], work: Work) -> dict[str, Number]:
+def of_the_loop(
+    config: ModelConfig, train: Sizes, peaks: dict[str, Number], work: Work, rollout: Sizes | None = None
+) -> dict[str, Number]:
     """Peak of each phase with what lies there meanwhile: masters and moments always, a reference where one scores.
 
     Args:
       peaks: of each phase by itself, estimated or compiled.
+      rollout: layout of sampling, where it may read the weights that are there; None: it has weights of its own.
     """
-    here = held(config, train)
-    masters, moments = kept_bytes(work) * here, 8 * here
-    reference = work.scores * here * _itemsize(work)
+    here = trained(config, train, work)
+    masters, moments = kept_bytes(config, train, work), 8 * here
+    masters = 0 if rollout is not None and shared(train, rollout, work) else masters
+    reference = work.scores * here * (_trained_size(work) if work.adapter else _itemsize(work))
     beside = {"reshard": moments, "prefill": masters + moments, "decode": masters + moments, "score": moments,
               "update": 0}  # fmt: skip
     return {name: peak + beside[name] + reference for name, peak in peaks.items()}

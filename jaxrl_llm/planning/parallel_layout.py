@@ -10,8 +10,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import AXES
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.spec import parameter_shapes
+from jaxrl_llm.models.quantised import KEPT
+from jaxrl_llm.models.spec import matrix_shapes, parameter_shapes
 
 Number = float | int  # bytes and seconds: checks at run time take neither for the other
 
@@ -71,6 +73,26 @@ def held_layers(config: ModelConfig, sizes: Sizes) -> int:
     """``held`` without embedding, head and the last norm."""
     mesh = sizes.mesh()
     return sum(_size(path, shape, sizes, mesh) for path, shape in leaves(config).items() if path[0].key == "layers")
+
+
+@lru_cache(maxsize=4096)
+def held_matrices(config: ModelConfig, sizes: Sizes) -> int:
+    """``held`` of what ``models.quantised`` keeps in few bits: the matrices of the layers, routers left out."""
+    mesh, few = sizes.mesh(), set(matrix_shapes(config)) - set(KEPT)
+    return sum(
+        _size(path, shape, sizes, mesh)
+        for path, shape in leaves(config).items()
+        if path[0].key == "layers" and path[-1].key in few
+    )
+
+
+@lru_cache(maxsize=4096)
+def held_adapter(config: ModelConfig, sizes: Sizes, rank: int) -> int:
+    """Numbers of an adapter (``models.lora``) on the fullest chip."""
+    spec, mesh = lora.Lora(rank, targets=lora.targets_of(config)), sizes.mesh()
+    arrays = jax.eval_shape(lambda key: lora.init(config, spec, key), jax.random.key(0))
+    found = jax.tree_util.tree_flatten_with_path(arrays)[0]
+    return sum(_size(path, x.shape, sizes, mesh) for path, x in found)
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.distributed.reshard import make_reshard
 from jaxrl_llm.distributed.ring import Parts
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import as_used, make_policy
@@ -28,8 +29,10 @@ from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
 from jaxrl_llm.train.optimisers import stochastic_rounding
-from jaxrl_llm.train.step import make_update
+from jaxrl_llm.train.step import BASE, make_update, trained_part
 from jaxrl_llm.types import Batch, Policy, TrainState
+
+ADAPTER = "lora"  # beside ``BASE``, see ``models.lora``
 
 
 class Phase(NamedTuple):
@@ -95,22 +98,46 @@ def _params(policy: Policy, dtype: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
 
 
-def _trained(config: ModelConfig, policy: Policy, work: Work) -> Any:
-    """What trains, as it is kept: float32, or matrices and tables in ``work.weights``."""
+def _kept(config: ModelConfig, policy: Policy, work: Work) -> Any:
+    """The parameters between two steps: float32, or matrices and tables in ``work.weights``; or a base and an adapter.
+
+    Args:
+      policy: of the whole model, that of ``make_policy``.
+    """
     whole = _params(policy, jnp.float32)
-    return jax.eval_shape(partial(as_used, config, compute_dtype=work.weights), whole)
+    kept = jax.eval_shape(partial(as_used, config, compute_dtype=_frozen_type(work)), whole)
+    if not work.adapter:
+        return kept
+    if work.base:
+        kept = jax.eval_shape(lambda base: quantised.quantise(config, base, work.base, block=quantised.BLOCK), kept)
+    adapter = jax.eval_shape(partial(lora.init, config, _spec(config, work)), jax.random.key(0))
+    return {BASE: kept, ADAPTER: adapter}
+
+
+def _frozen_type(work: Work) -> Any:
+    return work.compute_dtype if work.adapter else work.weights
+
+
+def _spec(config: ModelConfig, work: Work) -> lora.Lora:
+    return lora.Lora(work.adapter, targets=lora.targets_of(config))
+
+
+def _runs(config: ModelConfig, policy: Policy, work: Work) -> Policy:
+    """The policy of what ``_kept`` returns."""
+    return lora.make_policy(policy, config, _spec(config, work)) if work.adapter else policy
 
 
 def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """GRPO: clipped ratio, AdamW on what trains, the batch in parts."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, remat=work.remat, **kernels(mesh))
     tx = optax.adamw(1e-6)
-    tx = tx if work.weights == jnp.float32 else stochastic_rounding(tx)
-    params = _trained(config, policy, work)
+    tx = tx if work.adapter or work.weights == jnp.float32 else stochastic_rounding(tx)
+    params, trained = _kept(config, policy, work), ADAPTER if work.adapter else ""
     zero = jax.ShapeDtypeStruct((), jnp.int32)
-    state = TrainState(params, jax.eval_shape(tx.init, params), zero, jax.eval_shape(jax.random.key, 0), (), {})
-    loss = make_policy_loss(policy, partial(clipped_policy_loss, clip_high=0.28))
-    update = make_update(loss, tx, microbatches=work.microbatches)
+    moments = jax.eval_shape(tx.init, trained_part(params, trained))
+    state = TrainState(params, moments, zero, jax.eval_shape(jax.random.key, 0), (), {})
+    loss = make_policy_loss(_runs(config, policy, work), partial(clipped_policy_loss, clip_high=0.28))
+    update = make_update(loss, tx, microbatches=work.microbatches, trained=trained)
     shardings = rules.shardings(state, mesh)
     return Phase(
         update,
@@ -122,8 +149,8 @@ def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 
 def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """Log-probabilities of the reference or of the old policy for one part of the batch."""
-    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh)).for_scores()
-    params = _trained(config, policy, work)
+    plain = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
+    params, policy = _kept(config, plain, work), _runs(config, plain, work).for_scores()
 
     def score(params: Any, batch: Batch) -> Any:
         return score_tokens(policy, params, batch)[0]  # no run that scores alone keeps the entropy
@@ -134,16 +161,19 @@ def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mesh) -> Phase:
     """From what trains in the training layout to compute weights in the rollout layout."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
-    params = _trained(config, policy, work)
+    params = _kept(config, policy, work)
     trained, wanted = (rules.shardings(params, where) for where in (mesh, rollout_mesh))
+    if work.adapter:  # as ``distributed.rollout_weights`` moves it
+        move = make_reshard(wanted[BASE], work.compute_dtype, before=trained[BASE])
+        return Phase(lambda params: params | {BASE: move(params[BASE])}, (_abstract(params, trained),), out=wanted)
     run = make_reshard(wanted, work.compute_dtype, before=trained)
     return Phase(run, (_abstract(params, trained),), out=wanted)
 
 
 def _rollout_params(config: ModelConfig, mesh: Mesh, work: Work) -> tuple[Policy, Any]:
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
-    params = _params(policy, work.compute_dtype)
-    return policy, _abstract(params, rules.shardings(params, mesh))
+    params = _kept(config, policy, work) if work.adapter else _params(policy, work.compute_dtype)
+    return _runs(config, policy, work), _abstract(params, rules.shardings(params, mesh))
 
 
 def _cache(policy: Policy, mesh: Mesh, work: Work) -> Any:
@@ -198,8 +228,12 @@ def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> d
     Args:
       mesh: where training runs; ``rollout_mesh``: the same devices in the shape in which sampling runs.
     """
-    return {
-        "reshard": lambda: reshard_phase(config, mesh, work, rollout_mesh),
+    moves = (
+        {}
+        if work.adapter and mesh == rollout_mesh
+        else {"reshard": lambda: reshard_phase(config, mesh, work, rollout_mesh)}
+    )
+    return moves | {
         "prefill": lambda: prefill_phase(config, rollout_mesh, work),
         "decode": lambda: decode_phase(config, rollout_mesh, work),
         "score": lambda: score_phase(config, mesh, work),

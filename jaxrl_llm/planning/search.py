@@ -4,16 +4,18 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import chips, cost, estimate
 from jaxrl_llm.planning.chips import Topology
 from jaxrl_llm.planning.parallel_layout import Number, Sizes
-from jaxrl_llm.planning.work import Work
+from jaxrl_llm.planning.work import Work, kept_bytes, trained
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below
 LONG = 16384  # tokens of a row from which on it is cut along context
-_STATE = 8  # bytes of a parameter that training needs somewhere beside the weight and its gradient: two moments
+_STATE = 12  # bytes of a number that training needs beside it: two moments and a gradient
 
 
 class Plan(NamedTuple):
@@ -85,6 +87,12 @@ def rollout_sizes(config: ModelConfig, chips: int) -> list[Sizes]:
     ]
 
 
+def _samplings(config: ModelConfig, train: Sizes, work: Work) -> list[Sizes]:
+    """Layouts of sampling; weights beside an adapter may stay where they train, and have to in few bits."""
+    stay = [train] if work.adapter and train.context == 1 else []
+    return stay if work.base else stay + [sizes for sizes in rollout_sizes(config, train.chips) if sizes not in stay]
+
+
 def _parts(config: ModelConfig, sizes: Sizes, work: Work, room: Number, kernels: bool) -> Iterator[Work]:
     """For keeping and for recomputing activations: the fewest parts of the batch that fit; the most where none does.
 
@@ -134,14 +142,15 @@ def plans(
     if topology.chip.platform == "gpu":
         work = dataclasses.replace(work, scored=caches.ON_GPU.scored)
     for sizes in [train] if train else train_sizes(config, topology.chips, work.length):
-        beside = estimate.of_the_loop(config, sizes, {"decode": 0.0, "update": 0.0}, work)
+        beside = estimate.of_the_loop(config, sizes, {"update": 0.0}, work)
         for parts in _parts(config, sizes, work, limit - beside["update"], kernels):
-            for sampling in [rollout] if rollout else rollout_sizes(config, topology.chips):
+            for sampling in [rollout] if rollout else _samplings(config, sizes, work):
+                beside = estimate.of_the_loop(config, sizes, {"decode": 0.0}, work, sampling)
                 chosen = _waves(config, sampling, parts, limit - beside["decode"], kernels)
                 if chosen is None:
                     continue
                 alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen, kernels).items()}
-                peaks = estimate.of_the_loop(config, sizes, alone, chosen)
+                peaks = estimate.of_the_loop(config, sizes, alone, chosen, sampling)
                 seconds = cost.step_seconds(config, topology.chip, sizes, sampling, chosen)
                 found.append(Plan(sizes, sampling, chosen, peaks, seconds))
     return sorted(found, key=lambda p: (p.peak > limit, p.peak if p.peak > limit else p.step))
@@ -155,6 +164,8 @@ def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, 
       what exists.
     """
     found, most = {}, None
+    gradient = 0 if work.adapter else 4 - np.dtype(work.weights).itemsize
+    needed = kept_bytes(config, Sizes(), work) + (_STATE - gradient) * trained(config, Sizes(), work)
     others = [kind for kind in (chips.CHIPS if topology.tpu else chips.GPUS) if kind != topology.kind]
     for kind in (topology.kind, *others):
         for tried in chips.slices(kind):
@@ -162,8 +173,7 @@ def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, 
                 continue
             if most is not None and tried.chips > most:
                 break
-            state = _STATE + 2 * estimate.kept_bytes(work)
-            if state * config.num_parameters > MARGIN * tried.chip.hbm * tried.chips:
+            if needed > MARGIN * tried.chip.hbm * tried.chips:
                 continue
             best = next(iter(plans(config, tried, work)), None)
             if best is not None and best.peak <= MARGIN * tried.chip.hbm:

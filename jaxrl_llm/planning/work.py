@@ -7,9 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.planning.parallel_layout import Number
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.quantised import BITS, BLOCK
+from jaxrl_llm.planning.parallel_layout import Number, Sizes, held, held_adapter, held_matrices
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.packing import Layout, Planner, Rows
+
+_FLOAT = 4  # bytes of a number of an adapter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Work:
     ``planner``: who arranges the rows of scores and update (``train.packing``); None: they stay as they are. It sees
     responses of ``filled`` of their length in the mean. ``scored``: logits of so many tokens exist at once, if they are
     given (``models.cache.DeviceLayout``). ``weights``: what the matrices that train are kept in, see
-    ``train.optimisers.stochastic_rounding``.
+    ``train.optimisers.stochastic_rounding``. ``adapter``: the rank of what trains beside weights that do not, which are
+    kept in the type that computes, or their matrices in ``base``, one of ``models.quantised.BASES``.
     """
 
     prompt: int
@@ -37,6 +42,8 @@ class Work:
     planner: Planner | None = None
     filled: float = 1.0
     scored: int = 0
+    adapter: int = 0
+    base: str = ""
 
     @property
     def length(self) -> int:
@@ -47,6 +54,37 @@ class Work:
     def update_rows(self) -> int:
         """Sequences in one part of the batch."""
         return self.rows // self.microbatches
+
+
+def trained(config: ModelConfig, sizes: Sizes, work: Work) -> int:
+    """Numbers on the fullest chip that train: those of the model, or of its adapter."""
+    return held_adapter(config, sizes, work.adapter) if work.adapter else held(config, sizes)
+
+
+def frozen_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
+    """Of the weights beside an adapter on the fullest chip: in the type that computes, matrices perhaps in few bits."""
+    size, matrices = np.dtype(work.compute_dtype).itemsize, held_matrices(config, sizes) if work.base else 0
+    few = BITS[work.base] / 8 + size / BLOCK if work.base else 0.0  # a scale to each block
+    return (held(config, sizes) - matrices) * size + matrices * few
+
+
+def kept_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
+    """Of a model on the fullest chip between two steps, without what the optimiser keeps."""
+    if not work.adapter:
+        return np.dtype(work.weights).itemsize * held(config, sizes)
+    return frozen_bytes(config, sizes, work) + _FLOAT * trained(config, sizes, work)
+
+
+def sampled_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
+    """Of the weights on the fullest chip that a rollout reads."""
+    if not work.adapter:
+        return np.dtype(work.compute_dtype).itemsize * held(config, sizes)
+    return kept_bytes(config, sizes, work)
+
+
+def shared(train: Sizes, rollout: Sizes, work: Work) -> bool:
+    """Whether rollouts read the weights that are there: beside an adapter, in the layout of training."""
+    return work.adapter > 0 and train == rollout
 
 
 def responses(work: Work) -> np.ndarray:

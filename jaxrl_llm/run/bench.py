@@ -92,7 +92,7 @@ def bench(settings: OnlineSettings) -> Bench:
     Raises:
       UserError: for a folder, file or level that does not serve, or prompts that exceed the context.
     """
-    return _bench(bench_identity(settings))
+    return _bench(bench_identity(settings), options.base_of(settings))
 
 
 _OF_BENCH = (
@@ -170,8 +170,12 @@ def _heldout_made(data: str, levels: tuple[int, ...], wanted: int) -> int:
 
 def open_model(settings: Settings) -> parts.Model:
     """``options.open_model``; benches of the same model share its weights."""
-    names = (name for name in (*options.OF_MODEL, "lora_base") if hasattr(settings, name))
-    return _model(tuple((name, getattr(settings, name)) for name in names))
+    return _opened(settings, options.base_of(settings))
+
+
+def _opened(settings: Settings, base: str) -> parts.Model:
+    names = (name for name in options.OF_MODEL if hasattr(settings, name))
+    return _model((*((name, getattr(settings, name)) for name in names), ("lora_base", base)))
 
 
 @lru_cache(maxsize=1)
@@ -180,9 +184,10 @@ def _model(identity: tuple[tuple[str, Any], ...]) -> parts.Model:
 
 
 @lru_cache(maxsize=8)
-def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
+def _bench(identity: tuple[tuple[str, Any], ...], base: str) -> Bench:
+    """``base``: what the weights beside an adapter are kept in, of the commands that have a flag for it."""
     settings = OnlineSettings(**dict(identity))
-    model, on_device = open_model(settings), None
+    model, on_device = _opened(settings, base), None
     *sets, verify = problem_sets(settings)
     *_, answers, make_verifier = _TASKS.get(settings.data, (tables.no_answers, None))
     if make_verifier is not None:
@@ -252,5 +257,5 @@ def demonstrations(settings: OnlineSettings) -> tuple[Array, Array]:
 def _demonstrations(identity: tuple[tuple[str, Any], ...]):
     settings = OnlineSettings(**dict(identity))
     solutions = [p.solution for p in solved_problems(settings)]
-    rows = encode_responses(_bench(identity).model.tokenizer, solutions, width=settings.max_new_tokens)
+    rows = encode_responses(_bench(identity, "").model.tokenizer, solutions, width=settings.max_new_tokens)
     return tuple(jnp.asarray(x) for x in rows)

@@ -14,9 +14,9 @@ from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.known_models import shape_of
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.search import Plan
-from jaxrl_llm.planning.work import Work
+from jaxrl_llm.planning.work import Work, shared
 from jaxrl_llm.run import flags
-from jaxrl_llm.run.options import LayoutName, planner_of
+from jaxrl_llm.run.options import BaseName, LayoutName, base_of, planner_of
 
 GIB = 2**30
 
@@ -35,6 +35,8 @@ class Settings:
     reference: bool = False  # a frozen copy scores every response
     # what the matrices that train are kept in, as of the main job
     weights: Literal["float32", "bfloat16"] = "float32"
+    lora: int = 0  # rank of an adapter that trains in place of the weights, as of the main job; 0: all weights train
+    lora_base: BaseName = ""  # with it the frozen matrices are in few bits, as of the main job
     layout: Literal["padded", "packed", "tree"] = "padded"  # of rows in scores and update, as of the main job
     filled: float = 1.0  # mean length of a response, of --response: what rows in a layout hold
     mesh: str = ""  # of training, for example fsdp=8,tensor=2; empty: the best
@@ -100,10 +102,16 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         raise UserError(f"--filled {settings.filled:g} is a share of --response: more than 0, at most 1")
     if settings.filled < 1 and settings.layout == "padded":
         raise UserError("--filled is what rows in a layout hold, and padded rows are computed whole: give --layout")
+    if settings.lora < 0:
+        raise UserError(f"--lora {settings.lora} must not be negative; 0 trains all weights")
+    if settings.lora and settings.weights == "bfloat16":
+        raise UserError(f"--weights bfloat16 with --lora {settings.lora}: the base of an adapter is kept in the type "
+                        "that computes anyway; drop one of them")  # fmt: skip
     rows, planner = settings.prompts * settings.group, planner_of(settings.layout, own=False)
     return Work(
         prompt, response, rows, rows, group=settings.group, scores=int(settings.reference),
-        planner=planner, filled=settings.filled, weights=jnp.dtype(settings.weights),
+        planner=planner, filled=settings.filled, weights=jnp.dtype(settings.weights), adapter=settings.lora,
+        base=base_of(settings),
     )  # fmt: skip
 
 
@@ -126,11 +134,12 @@ def compile_plan(
             for name in plan.peaks
         }
         found = {name: compiled.Compiled(size, 0.0, 0.0, 0.0) for name, size in sizes.items()}
-        return plan._replace(peaks=estimate.of_the_loop(config, plan.train, sizes, plan.work)), found
+        return plan._replace(peaks=estimate.of_the_loop(config, plan.train, sizes, plan.work, plan.rollout)), found
     found = compiled.of_step(
         config, plan.train, plan.rollout, plan.work, devices, names=tuple(plan.peaks), effort=effort, chip=chip
     )
-    peaks = estimate.of_the_loop(config, plan.train, {name: c.peak for name, c in found.items()}, plan.work)
+    alone = {name: c.peak for name, c in found.items()}
+    peaks = estimate.of_the_loop(config, plan.train, alone, plan.work, plan.rollout)
     return plan._replace(peaks=peaks), found
 
 
@@ -149,6 +158,9 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
     rollout = sizes_of(settings.rollout_mesh, topology, "--rollout-mesh")
     if rollout and rollout.context > 1:
         raise UserError(f"--rollout-mesh {settings.rollout_mesh}: context is of training; sample along data and tensor")
+    if train and train.context > 1 and work.base:
+        raise UserError(f"--mesh {settings.mesh}: a base in few bits is sampled where it trains, and context is of "
+                        "training alone; drop context, or --lora-base")  # fmt: skip
     if train and work.length % train.context:
         raise UserError(f"--mesh {settings.mesh}: context does not divide the {work.length} tokens of a row")
     found = search.plans(config, topology, work, train=train, rollout=rollout)
@@ -172,11 +184,13 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
 def job_flags(plan: Plan) -> str:
     """The flags of the main job that run what is planned, but for rollouts in parts, which have none."""
     work = plan.work
-    words = [f"--mesh {plan.train.spec} --rollout-mesh {plan.rollout.spec} --compute bfloat16 --attention auto"]
+    apart = [] if shared(plan.train, plan.rollout, work) else [f"--rollout-mesh {plan.rollout.spec}"]
+    words = [f"--mesh {plan.train.spec}", *apart, "--compute bfloat16 --attention auto"]
     words += [f"--prompts-per-step {work.rows // work.group} --group-size {work.group}"]
     words += [f"--prompt-tokens {work.prompt} --max-new-tokens {work.response} --microbatches {work.microbatches}"]
     layouts = {planner_of(name, own=False): name for name in get_args(LayoutName) if name}
     words += ["--weights bfloat16"] * (work.weights == jnp.bfloat16)
+    words += [f"--lora {work.adapter}"] * (work.adapter > 0) + [f"--lora-base {work.base}"] * (work.base != "")
     return " ".join([*words, f"--layout {layouts[work.planner]}", *["--remat"] * work.remat])
 
 
@@ -251,10 +265,12 @@ def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> l
         f"   {'phase':<8} {'GiB/chip':>9} {'seconds':>9}",
     ]
     out += [f"   {name:<8} {peak / GIB:>9.2f} {plan.seconds[name]:>9.2f}" for name, peak in plan.peaks.items()]
-    moved = reshard_cost.received(config, plan.train, plan.rollout)
-    out.append(
-        f"   resharding brings {max(moved) / GIB:.2f} GiB to the chip that receives most, {sum(moved) / GIB:.1f} in all"
-    )
+    if shared(plan.train, plan.rollout, work):
+        out.append("   rollouts read the weights that are there: nothing moves for them")
+    else:
+        moved = reshard_cost.received(config, plan.train, plan.rollout)
+        most, whole = max(moved) / GIB, sum(moved) / GIB
+        out.append(f"   resharding brings {most:.2f} GiB to the chip that receives most, {whole:.1f} in all")
     out.append(f"   flags of the main job: {job_flags(plan)}")
     share = plan.peak / topology.chip.hbm
     out.append(
@@ -290,9 +306,11 @@ def run(settings: Settings) -> int:
         print(f"{settings.model}, {size} parameters, on {topology.name}: ", end="")
         print(f"{topology.chips} chips of {topology.chip.hbm / GIB:.2f} GiB")
         prompt, response = lengths_of(settings, config)
-        kept = {"float32": "float32 masters", "bfloat16": "bfloat16 weights without masters"}
+        kept = {"float32": "float32 masters", "bfloat16": "bfloat16 weights without masters"}[settings.weights]
+        if settings.lora:
+            kept = f"an adapter of rank {settings.lora} beside weights in {settings.lora_base or 'bfloat16'}"
         print(f"a step: {settings.prompts} prompts x {settings.group} = {rows} rows of {prompt} + "
-              f"{response} tokens; AdamW, {kept[settings.weights]}, bfloat16 compute")  # fmt: skip
+              f"{response} tokens; AdamW, {kept}, bfloat16 compute")  # fmt: skip
         why = ": libtpu is not installed (pip install 'jaxrl_llm[plan]')" if missing and not settings.estimate else ""
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):

@@ -9,7 +9,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.lora import Lora
-from jaxrl_llm.models.quantised import opened, quantise
+from jaxrl_llm.models.quantised import multiplied, opened, quantise
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods.builders import score_tokens
@@ -91,11 +91,13 @@ def test_a_backward_pass_opens_a_base_again_and_keeps_none_of_it(family, remat):
     spec = Lora(2, targets=lora.targets_of(config))
     policy, adapter = lora.make_policy(plain, config, spec), lora.init(config, spec, jax.random.key(3))
     adapter = jax.tree.map(lambda x: x + 0.02, adapter)
+    directions = jax.random.normal(jax.random.key(4), (*TOKENS.shape, config.hidden_size))
     few = quantise(config, params, "int8", block=64)
     whole = params | {"layers": jax.jit(opened)(few["layers"])}
 
     def loss(adapter, base):
-        return jnp.sum(policy.hidden({"base": base, "lora": adapter}, TOKENS, ROWS[1], ROWS[0]) ** 2)
+        hidden = policy.hidden({"base": base, "lora": adapter}, TOKENS, ROWS[1], ROWS[0])
+        return jnp.sum(hidden * directions)  # not their squares, which a norm keeps as they are
 
     room, slopes = {}, {}
     for name, base in (("few", few), ("whole", whole)):
@@ -104,6 +106,25 @@ def test_a_backward_pass_opens_a_base_again_and_keeps_none_of_it(family, remat):
     layer = 4 * sum(x.size for x in jax.tree.leaves(whole["layers"])) // 8
     assert room["few"] < room["whole"] + 2 * layer
     jax.tree.map(close.assert_near, slopes["few"], slopes["whole"])
+
+
+def test_an_output_is_scaled_after_its_product():
+    """The one scale of an output may come last; a matrix of several blocks is opened first, and once for steps."""
+    _, params, config = small_model()
+    x = jax.random.normal(jax.random.key(5), (3, 2, params["layers"]["o"].shape[1]))
+    one = {name: x[0] for name, x in params["layers"].items()}
+
+    def product(x, matrix):
+        return jnp.einsum("bsi,io->bso", x, matrix)
+
+    for block, kinds in ((0, quantised.TYPES), (8, quantised.BASES)):
+        for kind in kinds:
+            few = quantised.quantise_layers(config, one, kind, block=block)
+            assert few["o"].scale.shape[0] == (2 if block else 1)
+            close.assert_near(multiplied(product, x, few["o"]), product(x, opened(few)["o"]))
+            steps = quantised.opened_for_steps(few)
+            assert isinstance(steps["o"], jax.Array) == bool(block)
+            np.testing.assert_array_equal(opened(steps)["o"], opened(few)["o"])
 
 
 def test_wrong_kind_and_missing_extra(monkeypatch):

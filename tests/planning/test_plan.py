@@ -18,10 +18,11 @@ from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.quantised import BITS
 from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, phases, reshard_cost, search
 from jaxrl_llm.planning import known_models as shapes
-from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held
-from jaxrl_llm.planning.work import Work, columns, rows_of
+from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held, held_adapter, held_matrices
+from jaxrl_llm.planning.work import Work, columns, kept_bytes, rows_of
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as cli
 from jaxrl_llm.run.settings import Settings
@@ -96,6 +97,7 @@ CASES = {
         _tiny(family="qwen3_moe", experts=Experts(8, 2, 64, normalise=True)), Sizes(fsdp=2, expert=4),
         Sizes(data=2, expert=4), {},
     ),
+    "adapter": (_tiny(), Sizes(fsdp=4, tensor=2), Sizes(data=2, tensor=4), {"adapter": 4}),
     "data": (_tiny(family="llama"), Sizes(data=4, tensor=2), Sizes(data=4, tensor=2), {"prompt": 32, "response": 32}),
 }  # fmt: skip
 
@@ -132,6 +134,63 @@ def test_weights_without_masters_are_planned_as_they_are_kept(phase):
     assert given["whole"] - given["narrow"] == 2 * held(config, train)
     loops = (estimate.of_the_loop(config, train, {"decode": 0.0}, work)["decode"] for work in (whole, work))
     assert next(loops) - next(loops) == 2 * held(config, train)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(fsdp=4, tensor=2), Sizes(data=4, tensor=2)])
+@pytest.mark.parametrize("base", ["", *BITS])
+def test_what_lies_beside_an_adapter_is_planned_as_it_is_kept(base, sizes):
+    """A base in few bits with its scales, an adapter, and moments of the adapter alone, in every phase that runs."""
+    config = _tiny(hidden_size=256, intermediate_size=512)  # blocks of 64 inputs, which divide over the meshes
+    work = Work(64, 64, 32, 32, group=2, scores=1, adapter=4, base=base)
+    found = compiled.of_step(config, sizes, sizes, work, jax.devices())
+    guess = estimate.memory(config, sizes, sizes, work)
+    assert found.keys() == guess.keys() == {"prefill", "decode", "score", "update"}  # nothing moves for a rollout
+    for phase, memory in guess.items():
+        assert memory.arguments == pytest.approx(found[phase].arguments, rel=OF_ARGUMENTS), phase
+    loop = estimate.of_the_loop(config, sizes, {"decode": 0.0}, work, sizes)["decode"]
+    assert loop == (8 + 4) * held_adapter(config, sizes, 4)  # moments, and a reference of the adapter alone
+
+
+def test_an_adapter_by_hand():
+    """Rank 2 beside two layers of width 16: ``A`` along the inputs, ``B`` along the outputs of each matrix."""
+    config = small_config("llama")
+    inputs = 2 * 2 * (16 + 16 + 16 + 16 + 16 + 16 + 32)  # q, k, v, o, gate, up, down
+    outputs = 2 * 2 * (16 + 8 + 8 + 16 + 32 + 32 + 16)
+    assert held_adapter(config, Sizes(), 2) == inputs + outputs
+    assert held_adapter(config, Sizes(fsdp=4, tensor=2), 2) == (  # o and down lie the other way round
+        2 * 2 * ((16 * 5) // 4 + (16 + 32) // 2) + 2 * 2 * ((16 + 8 + 8 + 32 + 32) // 2 + (16 + 16) // 4)
+    )
+    assert held_matrices(config, Sizes()) == 2 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 32)
+    work = dataclasses.replace(WORK, adapter=2, base="nf4")
+    whole = (config.num_parameters - held_matrices(config, Sizes())) * 2
+    assert kept_bytes(config, Sizes(), work) == (
+        whole + held_matrices(config, Sizes()) * (0.5 + 2 / 64) + 4 * (inputs + outputs)
+    )
+
+
+def test_an_adapter_makes_a_plan_fit(capsys):
+    """Qwen3-8B on eight v5e chips: no room for its masters, room for its weights; the flags are of the main job."""
+    command = ["--model", "Qwen3-8B", "--topology", "v5e:2x4", "--estimate", "--show", "1"]
+    assert cli.cli(command) == 1
+    for words in (["--lora", "16"], ["--lora", "16", "--lora-base", "nf4"]):
+        capsys.readouterr()
+        assert cli.cli([*command, *words]) == 0
+        out = capsys.readouterr().out
+        assert f"an adapter of rank 16 beside weights in {words[-1] if len(words) > 2 else 'bfloat16'}, " in out
+        said = next(line for line in out.splitlines() if "flags of the main job" in line).partition(": ")[2].split()
+        found = flags.read(Settings, said, prog="jaxrl")
+        assert (found.lora, found.lora_base) == (16, words[-1] if len(words) > 2 else "")
+        assert (found.rollout_mesh == "") == ("rollouts read the weights that are there" in out)
+        assert found.rollout_mesh == "" or not found.lora_base  # few bits stay where they are
+    few = search.plans(shapes.shape_of("Qwen3-8B"), V5E, dataclasses.replace(WORK, adapter=16, base="nf4"))
+    assert few and all(plan.train == plan.rollout for plan in few)
+    # a base has no gradient: of three passes with weights one is saved, attention's stay
+    config, one = shapes.shape_of("Llama-3.2-1B"), Sizes()
+    both = [
+        cost.step_seconds(config, V5E.chip, one, one, Work(256, 256, 4, 4, remat=False, adapter=rank))["update"]
+        for rank in (0, 8)
+    ]
+    close.assert_relative(both[0] - both[1], 2 * config.num_parameters * 4 * 512 / V5E.chip.flops)
 
 
 RECORD = json.loads((pathlib.Path(__file__).resolve().parents[2] / "results/benchmarks/tpu_schedule.json").read_text())
@@ -394,6 +453,31 @@ def test_command_where_nothing_fits(capsys):
         (["--model", "nano", "--estimate", "--positions", "-5"], "--positions -5 must not be negative"),
         (["--model", "nano", "--estimate", "--buffers"], "which --estimate leaves out; give one of them"),
         (["--model", "nano", "--topology", "h100:8", "--buffers"], "--buffers is the TPU compiler's count, and h100:8"),
+        (["--model", "nano", "--estimate", "--lora", "-1"], "--lora -1 must not be negative"),
+        (["--model", "nano", "--estimate", "--lora-base", "nf4"], "frozen weights beside an adapter: give --lora RANK"),
+        (
+            ["--model", "nano", "--estimate", "--lora", "4", "--weights", "bfloat16"],
+            "the base of an adapter is kept in the type that computes anyway; drop one of them",
+        ),
+        (
+            [
+                "--model",
+                "Qwen3-8B",
+                "--lora",
+                "4",
+                "--lora-base",
+                "nf4",
+                "--mesh",
+                "fsdp=8",
+                "--rollout-mesh",
+                "data=8",
+            ],
+            "--rollout-mesh data=8 makes other weights",
+        ),
+        (
+            ["--model", "Qwen3-8B", "--lora", "4", "--lora-base", "nf4", "--mesh", "context=8"],
+            "--mesh context=8: a base in few bits is sampled where it trains, and context is of training alone",
+        ),
         (["--modle", "Qwen3-8B"], "--model"),
     ],
 )

@@ -91,7 +91,7 @@ def test_it_goes_with_meshes_references_and_other_loops(more, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["sft", "dpo", "reward-model"])
+@pytest.mark.parametrize("command", ["sft", "dpo", "reward-model", "ppo", "online-dpo", "distil"])
 def test_other_commands_have_it(command, tmp_path):
     words = [command, "--smoke", "--seeds", "1", "--lora", "2", "--lora-base", "nf4", "--out", str(tmp_path)]
     assert main([*words, "--model", "nano"]) == 0
