@@ -148,7 +148,9 @@ SHAPES = {  # prompt, response, rows, group, activations recomputed
     "update, recomputed": ("update", 256, 768, 16, 1, True),
     "update, activations kept": ("update", 256, 768, 16, 1, False),
     "decode, 1,023 tokens": ("decode", 1024, 1024, 256, 8, True),
+    "decode, 1,023 tokens, weights and cache in int8": ("decode", 1024, 1024, 256, 8, True),
 }
+FEW_BITS = {"decode, 1,023 tokens, weights and cache in int8": {"sampled": "int8", "cached": "int8"}}
 
 
 CHECKED = "checked"
@@ -168,7 +170,7 @@ def compared(name: str, whole: bool = True) -> dict[str, Any]:
 
     topology, config = chips.parse("v5e:2x4"), shape_of("Qwen3-1.7B")
     phase, prompt, response, rows, group, remat = SHAPES[name]
-    work = Work(prompt, response, rows, rows, group=group, remat=remat)
+    work = Work(prompt, response, rows, rows, group=group, remat=remat, **FEW_BITS.get(name, {}))
     devices, train, sample = compiled.devices(topology), Sizes(fsdp=8), Sizes(data=8)
     found = compiled.of_step(config, train, sample, work, devices, names=(phase,), chip=topology.chip, whole=whole)
     figure = found[phase]
@@ -202,7 +204,8 @@ def compared_table(found: dict[str, dict[str, Any]]) -> str:
         )
         if name.startswith("decode"):
             tokens = {part: one[part] / 1023 for part in (*PARTS, "collectives")}
-            cells = ["decode, one token", *(f"{x:.2f}" for x in tokens.values()), "", TUNIX["decode, one token"]]
+            one, theirs = name.replace("1,023 tokens", "one token"), TUNIX.get("decode, one token", "-")
+            cells = [one, *(f"{x:.2f}" for x in tokens.values()), "", "-" if name in FEW_BITS else theirs]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 

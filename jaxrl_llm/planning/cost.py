@@ -8,7 +8,7 @@ from jaxrl_llm.distributed import expert_exchange
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
-from jaxrl_llm.planning.work import Work, columns, shared, trained
+from jaxrl_llm.planning.work import Work, cached_bytes, columns, saved_bytes, shared, trained
 
 LINKS = 2  # directions of a ring in which a chip sends and receives
 _MATRICES = 7  # of a layer, each collected by itself
@@ -23,10 +23,10 @@ def active_parameters(config: ModelConfig) -> int:
     return total if config.tie_embeddings else total - config.padded_vocab_size * config.hidden_size
 
 
-def cache_bytes(config: ModelConfig, sizes: Sizes) -> Number:
-    """Bytes of keys and values of one token on one chip, in bfloat16."""
+def cache_bytes(config: ModelConfig, sizes: Sizes, work: Work | None = None) -> Number:
+    """Bytes of keys and values of one token on one chip, in bfloat16 or as the rollouts of ``work`` keep them."""
     heads = config.num_kv_heads // sizes.tensor if config.num_kv_heads % sizes.tensor == 0 else config.num_kv_heads
-    return 2 * 2 * config.num_layers * heads * config.head_dim
+    return 2 * config.num_layers * heads * (2 * config.head_dim if work is None else cached_bytes(config, work))
 
 
 def _attention(config: ModelConfig, tokens: Number, context: Number) -> Number:
@@ -91,11 +91,11 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     score += _tensor(config, train, chip, rows, 2) + _experts(config, train, chip, rows, 2)
 
     waves = -(-work.rows // work.rollout_rows)
-    weights = held(config, rollout) * 2
+    weights = held(config, rollout) * 2 - saved_bytes(config, rollout, work)
     prompts = work.rows / work.group
     prefill = (2 * active * prompts * work.prompt + _attention(config, prompts * work.prompt, work.prompt / 2)) / chips
     local = work.rollout_rows / rollout.rows
-    step = (weights + local * cache_bytes(config, rollout) * (work.prompt + work.response / 2)) / chip.bandwidth
+    step = (weights + local * cache_bytes(config, rollout, work) * (work.prompt + work.response / 2)) / chip.bandwidth
     step = max(step, 2 * active * work.rollout_rows / chips / chip.flops)
     step += _tensor(config, rollout, chip, local, 2) + _experts(config, rollout, chip, local, 2)
     read = prompts * work.prompt / rollout.rows
@@ -125,7 +125,11 @@ def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes,
         return (weights * 2 * active * tokens + passes * _attention(config, tokens, seen)) / chips / chip.flops
 
     prompts, rows = work.rollout_rows // work.group * work.prompt, work.rollout_rows / rollout.rows
-    read = 2 * held(config, rollout) + rows * cache_bytes(config, rollout) * (work.prompt + work.response / 2)
+    read = (
+        2 * held(config, rollout)
+        - saved_bytes(config, rollout, work)
+        + rows * cache_bytes(config, rollout, work) * (work.prompt + work.response / 2)
+    )
     head = 2 * config.padded_vocab_size * config.hidden_size * (prompts - work.rollout_rows // work.group)
     token = max(read / chip.bandwidth, 2 * active * work.rollout_rows / rollout.chips / chip.flops)
     return {

@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held_layers, share
-from jaxrl_llm.planning.work import Work, kept_bytes, sampled_bytes, shared, trained
+from jaxrl_llm.planning.work import Work, cached_bytes, kept_bytes, sampled_bytes, saved_bytes, shared, trained
 
 _CHUNK = 128  # the fewest time steps whose logits exist at once, see ``logprobs.chunked``
 _TRAINED_COLUMN, _SCORED_COLUMN = 21, 12  # bytes of a token's entries that the programs read
@@ -168,7 +168,7 @@ def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number
     """Keys and values of so many rows on one chip; of a mixture also which experts computed each column, in a byte."""
     heads, e = share(config.num_kv_heads, sizes.tensor), config.experts
     read = 0 if e is None else config.num_layers * e.per_token * (1 if e.number <= 128 else 2)
-    return rows * work.length * (2 * config.num_layers * heads * config.head_dim * _itemsize(work) + 8 + read)
+    return rows * work.length * (2 * config.num_layers * heads * cached_bytes(config, work) + 8 + read)
 
 
 def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
@@ -196,7 +196,8 @@ def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
     stored = cache(config, sizes, work, rows)
     apart = config.num_layers <= (caches.UNROLLED_BESIDE_KERNEL if kernels else caches.UNROLLED)
     # a base in few bits is opened for all steps, see ``models.quantised.opened_for_steps``
-    beside = held_layers(config, sizes) * _itemsize(work) if apart or work.base else 0.0
+    beside = held_layers(config, sizes) * _itemsize(work) - saved_bytes(config, sizes, work)
+    beside = beside if apart or work.base else 0.0
     if not apart and not kernels:
         beside += stored / config.num_layers
     if config.experts is not None and kernels:  # grouped products read them in an order of their own, made once

@@ -15,6 +15,7 @@ from jaxrl_llm.distributed.mesh import batch_parts, replicated
 from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.distributed.reshard import make_reshard
 from jaxrl_llm.distributed.ring import Parts
+from jaxrl_llm.distributed.rollout_weights import make_move, travelling
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.attention import attend
@@ -163,6 +164,9 @@ def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mes
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _kept(config, policy, work)
     trained, wanted = (rules.shardings(params, where) for where in (mesh, rollout_mesh))
+    if work.sampled:
+        move = make_move(config, params, mesh, rollout_mesh, compute_dtype=work.compute_dtype, few_bits=work.sampled)
+        return Phase(move.program, (_abstract(params, trained),))
     if work.adapter:  # as ``distributed.rollout_weights`` moves it
         move = make_reshard(wanted[BASE], work.compute_dtype, before=trained[BASE])
         return Phase(lambda params: params | {BASE: move(params[BASE])}, (_abstract(params, trained),), out=wanted)
@@ -171,8 +175,12 @@ def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mes
 
 
 def _rollout_params(config: ModelConfig, mesh: Mesh, work: Work) -> tuple[Policy, Any]:
-    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
+    few = jnp.dtype(work.cached) if work.cached else None
+    policy = make_policy(config, compute_dtype=work.compute_dtype, cache_dtype=few, **kernels(mesh))
     params = _kept(config, policy, work) if work.adapter else _params(policy, work.compute_dtype)
+    if work.sampled:
+        made = travelling(config, work.compute_dtype, work.sampled)
+        params = jax.eval_shape(made, _kept(config, policy, work))
     return _runs(config, policy, work), _abstract(params, rules.shardings(params, mesh))
 
 

@@ -26,7 +26,8 @@ class Work:
     responses of ``filled`` of their length in the mean. ``scored``: logits of so many tokens exist at once, if they are
     given (``models.cache.DeviceLayout``). ``weights``: what the matrices that train are kept in, see
     ``train.optimisers.stochastic_rounding``. ``adapter``: the rank of what trains beside weights that do not, which are
-    kept in the type that computes, or their matrices in ``base``, one of ``models.quantised.BASES``.
+    kept in the type that computes, or their matrices in ``base``, one of ``models.quantised.BASES``. ``sampled``,
+    ``cached``: what rollouts keep matrices in, and keys and values, where that is less than the type that computes.
     """
 
     prompt: int
@@ -44,6 +45,8 @@ class Work:
     scored: int = 0
     adapter: int = 0
     base: str = ""
+    sampled: str = ""
+    cached: str = ""
 
     @property
     def length(self) -> int:
@@ -77,9 +80,21 @@ def kept_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
 
 def sampled_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Of the weights on the fullest chip that a rollout reads."""
-    if not work.adapter:
-        return np.dtype(work.compute_dtype).itemsize * held(config, sizes)
-    return kept_bytes(config, sizes, work)
+    if work.adapter:
+        return kept_bytes(config, sizes, work)
+    return np.dtype(work.compute_dtype).itemsize * held(config, sizes) - saved_bytes(config, sizes, work)
+
+
+def saved_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
+    """What weights of rollouts in few bits are smaller by; their scales, one to an output, are not counted."""
+    if not work.sampled:
+        return 0
+    return held_matrices(config, sizes) * (np.dtype(work.compute_dtype).itemsize - BITS[work.sampled] / 8)
+
+
+def cached_bytes(config: ModelConfig, work: Work) -> int:
+    """Of a key or a value of one head and token: numbers of a byte have a scale in float32."""
+    return config.head_dim + 4 if work.cached else config.head_dim * np.dtype(work.compute_dtype).itemsize
 
 
 def shared(train: Sizes, rollout: Sizes, work: Work) -> bool:

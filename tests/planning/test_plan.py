@@ -151,6 +151,35 @@ def test_what_lies_beside_an_adapter_is_planned_as_it_is_kept(base, sizes):
     assert loop == (8 + 4) * held_adapter(config, sizes, 4)  # moments, and a reference of the adapter alone
 
 
+def test_rollouts_in_few_bits_are_planned_as_they_are_kept():
+    """Matrices, keys and values in bytes; what computes with them is not compared, for a CPU widens a layer of each."""
+    config, train, rollout = _tiny(hidden_size=256), Sizes(fsdp=8), Sizes(data=8)
+    work = Work(64, 64, 32, 32, group=2, sampled="int8", cached="int8", compute_dtype=jnp.float32)
+    found = compiled.of_step(config, train, rollout, work, jax.devices(), names=("reshard", "prefill", "decode"))
+    guess = estimate.memory(config, train, rollout, work)
+    for phase, memory in found.items():
+        assert guess[phase].arguments == pytest.approx(memory.arguments, rel=OF_ARGUMENTS), phase
+    assert guess["reshard"].peak == pytest.approx(found["reshard"].peak, rel=OF_PEAKS)
+    cache = phases._cache(*_sampled(config, rollout, work), work)
+    here = sum(
+        x.size * x.dtype.itemsize for name in ("k", "v", "k_scale", "v_scale") for x in jax.tree.leaves(cache[name])
+    )
+    assert here == 2 * 8 * 4 * 32 * cache["segment_ids"].shape[1] * (16 + 4)  # layers, heads, rows; a scale to a head
+    assert estimate.cache(config, rollout, work, 4) == 4 * 128 * (2 * 8 * 4 * (16 + 4) + 8)
+    plain = Work(64, 64, 32, 32, group=2)
+    read = [
+        cost.step_seconds(config, V5E.chip, train, rollout, dataclasses.replace(plain, sampled=few))["decode"]
+        for few in ("", "int8")
+    ]
+    matrices = held_matrices(config, rollout)
+    close.assert_relative(read[0] - read[1], 64 * matrices / V5E.chip.bandwidth)  # a byte less at each token
+
+
+def _sampled(config, sizes, work):
+    mesh = sizes.mesh(jax.devices())
+    return phases._rollout_params(config, mesh, work)[0], mesh
+
+
 def test_an_adapter_by_hand():
     """Rank 2 beside two layers of width 16: ``A`` along the inputs, ``B`` along the outputs of each matrix."""
     config = small_config("llama")
@@ -478,6 +507,10 @@ def test_command_where_nothing_fits(capsys):
             ["--model", "Qwen3-8B", "--lora", "4", "--lora-base", "nf4", "--mesh", "context=8"],
             "--mesh context=8: a base in few bits is sampled where it trains, and context is of training alone",
         ),
+        (
+            ["--model", "nano", "--estimate", "--lora", "4", "--rollout-weights", "int8"],
+            "their base is kept in float32, to be rounded once, which is no plan; drop one of them",
+        ),
         (["--modle", "Qwen3-8B"], "--model"),
     ],
 )
@@ -500,6 +533,9 @@ def test_the_flags_of_a_plan_are_flags_of_the_main_job():
     found = flags.read(Settings, cli.job_flags(plan).split(), prog="jaxrl")
     assert (found.prompts_per_step, found.group_size, found.microbatches) == (32, 8, plan.work.microbatches)
     assert (found.prompt_tokens, found.max_new_tokens, found.remat) == (1024, 3072, plan.work.remat)
+    few = plan._replace(work=dataclasses.replace(plan.work, sampled="int8", cached="float8_e4m3fn"))
+    words = flags.read(Settings, cli.job_flags(few).split(), prog="jaxrl")
+    assert (words.rollout_weights, words.rollout_cache) == ("int8", "float8_e4m3fn")
     assert (found.mesh, found.rollout_mesh, found.compute) == (plan.train.spec, plan.rollout.spec, "bfloat16")
     assert found.layout == "padded"
     laid = plan._replace(work=dataclasses.replace(plan.work, planner=prefix_trees))
