@@ -19,14 +19,16 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import cut_out
+from jaxrl_llm.models.kernels.grouped import GroupedFn, grouped
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 from jaxrl_llm.models.layers import plain_product
+from jaxrl_llm.models.mlp import grouped_experts
 
 
 def on_mesh(
     mesh: Mesh,
     attend_fn: Callable[..., Array],
-    experts_fn: Callable[..., Array],
+    grouped_fn: GroupedFn,
     otherwise: Callable[..., Array] | None = None,
     cached_fn: Callable[..., Array] | None = None,
     rows_fn: Callable[..., Array] | None = None,
@@ -36,7 +38,8 @@ def on_mesh(
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
     Args:
-      attend_fn, experts_fn: what runs on one device, ``models.attention.attend`` and ``models.mlp.grouped_experts``.
+      attend_fn: what runs on one device, ``models.attention.attend`` or a kernel.
+      grouped_fn: ``models.kernels.attention_kernels.make_grouped``.
       otherwise: as in ``make_attend``.
       rows_fn: ``models.kernels.attention_kernels.make_rows``; None: none.
       cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
@@ -50,11 +53,11 @@ def on_mesh(
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
         "place": rules.make_place(mesh),
         "attend_fn": make_attend(mesh, attend_fn, otherwise, parts),
-        "experts_fn": make_experts(mesh, experts_fn),
+        "experts_fn": make_experts(mesh, grouped_fn),
     }
 
 
-def make_experts(mesh: Mesh, alone: Callable[..., Array], *, exchange: bool | None = None) -> Callable[..., Array]:
+def make_experts(mesh: Mesh, grouped_fn: GroupedFn = grouped, *, exchange: bool | None = None) -> Callable[..., Array]:
     """The ``experts_fn`` of ``models.decoder.make_policy`` for a mesh with an ``expert`` axis.
 
     Every device has its share of the experts, and runs the tokens that chose them through grouped products. Tokens go
@@ -62,7 +65,7 @@ def make_experts(mesh: Mesh, alone: Callable[..., Array], *, exchange: bool | No
     collecting those of all devices along ``expert``; the sums go back to the tokens' own devices.
 
     Args:
-      alone: what computes tokens that do not divide over the batch axes, ``models.mlp.grouped_experts``.
+      grouped_fn: the products of one device's rows and experts.
       exchange: whether tokens go to their experts; None: where ``expert_exchange.pays``.
 
     Raises:
@@ -80,9 +83,10 @@ def make_experts(mesh: Mesh, alone: Callable[..., Array], *, exchange: bool | No
         if number % parts:
             raise UserError(f"expert={parts} does not divide the {number} experts; choose a divisor")
         if x.shape[0] % batch_parts(mesh):
-            return alone(act, layer, x, weights, chosen)
+            return grouped_experts(act, layer, x, weights, chosen)  # that the compiler can divide
         to_experts = pays(chosen.shape[1]) if exchange is None else exchange
-        way = partial(_exchanged, across) if to_experts else _collected
+        own = partial(_own_experts, grouped_fn)
+        way = partial(_exchanged, own, across) if to_experts else partial(_collected, own)
         inner = {"tensor"} if layer["experts_up"].shape[2] % mesh.shape["tensor"] == 0 else set()
         width = "tensor" if inner else None
         up = P("expert", None, width)
@@ -91,7 +95,8 @@ def make_experts(mesh: Mesh, alone: Callable[..., Array], *, exchange: bool | No
             mesh=mesh,
             in_specs=(up, up, P("expert", width, None), *[P(BATCH, None)] * 3),
             out_specs=P(BATCH, None),
-            check_vma=not to_experts,  # room for rows says of no axis that it differs along it
+            # room for rows says of no axis that it differs along it, nor does what a kernel returns
+            check_vma=not to_experts and grouped_fn is grouped,
         )
         matrices = (layer[f"experts_{name}"].astype(x.dtype) for name in ("gate", "up", "down"))
         return run(*matrices, x, weights, chosen)
@@ -99,26 +104,26 @@ def make_experts(mesh: Mesh, alone: Callable[..., Array], *, exchange: bool | No
     return experts
 
 
-def _collected(act, split, gate, up, down, x, weights, chosen):
+def _collected(own, act, split, gate, up, down, x, weights, chosen):
     x, weights, chosen = (jax.lax.all_gather(a, "expert", tiled=True) for a in (x, weights, chosen))
-    total = _own_experts(act, gate, up, down, x, weights, chosen)
+    total = own(act, gate, up, down, x, weights, chosen)
     total = jax.lax.psum_scatter(total, "expert", scatter_dimension=0, tiled=True)
     return jax.lax.psum(total, "tensor") if split else total
 
 
-def _exchanged(across, act, split, gate, up, down, x, weights, chosen):
+def _exchanged(own, across, act, split, gate, up, down, x, weights, chosen):
     way = expert_exchange.routes(chosen, up.shape[0], jax.lax.axis_size("expert"), "expert")
     numbers = (chosen + 1).astype(jnp.float32)  # 0: none, as rows that nobody sent
     beside = jnp.concatenate([weights.astype(jnp.float32), numbers], axis=1)
     rows, beside = (expert_exchange.sent(a, way, across, "expert") for a in (x, beside))
     weights, numbers = jnp.split(beside, 2, axis=1)
     chosen = jax.lax.stop_gradient(numbers).astype(jnp.int32) - 1
-    total = _own_experts(act, gate, up, down, rows, weights, chosen)
+    total = own(act, gate, up, down, rows, weights, chosen)
     total = expert_exchange.returned(total, way, across, "expert")
     return jax.lax.psum(total, "tensor") if split else total
 
 
-def _own_experts(act, gate, up, down, x, weights, chosen):
+def _own_experts(grouped_fn, act, gate, up, down, x, weights, chosen):
     """What the experts of this device add to each row."""
     here, per_token = up.shape[0], chosen.shape[1]
     local = chosen - jax.lax.axis_index("expert") * here
@@ -127,8 +132,8 @@ def _own_experts(act, gate, up, down, x, weights, chosen):
     sizes = jnp.bincount(flat, length=here + 1)[:here].astype(jnp.int32)
     mine = (jnp.arange(flat.shape[0]) < jnp.sum(sizes))[:, None]
     rows = jnp.where(mine, x[order // per_token], 0)
-    hidden = act(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
-    out = jnp.where(mine, jax.lax.ragged_dot(hidden, down, sizes), 0)  # rows of no group hold anything
+    hidden = act(grouped_fn(rows, gate, sizes)) * grouped_fn(rows, up, sizes)
+    out = jnp.where(mine, grouped_fn(hidden, down, sizes), 0)  # rows of no group hold anything
     back = out[jnp.argsort(order, stable=True)].reshape(*chosen.shape, -1)
     return jnp.sum(back * weights.astype(x.dtype)[:, :, None], axis=1)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.kernels.grouped import GroupedFn, grouped
 from jaxrl_llm.models.layers import Layer, ProductFn, plain_product, project, projections
 from jaxrl_llm.models.quantised import opening
 from jaxrl_llm.models.spec import Experts, ModelConfig
@@ -61,19 +62,25 @@ def route(
 
 
 def grouped_experts(
-    act: Callable[[Array], Array], layer: dict[str, Array], x: Array, weights: Array, chosen: Array
+    act: Callable[[Array], Array],
+    layer: dict[str, Array],
+    x: Array,
+    weights: Array,
+    chosen: Array,
+    *,
+    grouped_fn: GroupedFn = grouped,
 ) -> Array:
-    """Tokens sorted by expert, three grouped products (``jax.lax.ragged_dot``), sorted back and added up."""
+    """Tokens sorted by expert, three grouped products (``models.kernels.grouped``), sorted back and added up."""
     n, k = chosen.shape
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=layer["experts_up"].shape[0]).astype(jnp.int32)
     rows = x[order // k]
 
-    def grouped(rows: Array, name: str) -> Array:
-        return jax.lax.ragged_dot(rows, layer[name].astype(x.dtype), sizes)
+    def product(rows: Array, name: str) -> Array:
+        return grouped_fn(rows, layer[name].astype(x.dtype), sizes)
 
-    out = grouped(act(grouped(rows, "experts_gate")) * grouped(rows, "experts_up"), "experts_down")
+    out = product(act(product(rows, "experts_gate")) * product(rows, "experts_up"), "experts_down")
     back = out[jnp.argsort(order, stable=True)].reshape(n, k, -1)
     return jnp.sum(back * weights.astype(x.dtype)[:, :, None], axis=1)
 

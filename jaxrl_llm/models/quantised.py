@@ -95,14 +95,17 @@ def opened_for_steps(layers: dict[str, Any]) -> dict[str, Any]:
     """The layers, stacked or one, for a loop that reads them at every step.
 
     What has several scales to an output is opened, once for all steps: a TPU would do so at every step, ten times what
-    the product takes. What has one stays in few bits, of which a step reads fewer.
+    the product takes. So are experts, whose products read no few bits. What has one stays in few bits, of which a step
+    reads fewer.
     """
     if all(isinstance(x, jax.Array) for x in layers.values()):
         return layers
     dequantise = _qwix().dequantize
-    return {
-        name: x if isinstance(x, jax.Array) or x.scale.shape[-2] == 1 else dequantise(x) for name, x in layers.items()
-    }
+
+    def stays(name: str, x: Any) -> bool:
+        return isinstance(x, jax.Array) or (x.scale.shape[-2] == 1 and not name.startswith("experts_"))
+
+    return {name: x if stays(name, x) else dequantise(x) for name, x in layers.items()}
 
 
 def multiplied(product: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, matrix: Any) -> jax.Array:

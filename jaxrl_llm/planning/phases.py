@@ -22,7 +22,6 @@ from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import as_used, make_policy
 from jaxrl_llm.models.kernels import attention_kernels
-from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.planning.work import Work, layout_of
 from jaxrl_llm.rollout.decode import Job, decode, stage_ends, step_keys
 from jaxrl_llm.rollout.generate import prefill
@@ -91,7 +90,8 @@ def kernels(mesh: Mesh) -> dict[str, Any]:
     rows_fn = attention_kernels.make_rows("auto", platform=platform)
     sums_fn = attention_kernels.make_sums("auto", platform=platform)
     parts = Parts(*attention_kernels.make_parts("auto", platform=platform))
-    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn, sums_fn, parts)
+    grouped_fn = attention_kernels.make_grouped("auto", platform=platform)
+    return on_mesh(mesh, attend_fn, grouped_fn, otherwise, cached_fn, rows_fn, sums_fn, parts)
 
 
 def _params(policy: Policy, dtype: Any) -> Any:

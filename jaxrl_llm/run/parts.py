@@ -38,6 +38,7 @@ from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.kernels.attention_kernels import (
     make_attend,
     make_cached,
+    make_grouped,
     make_layout,
     make_parts,
     make_rows,
@@ -121,11 +122,12 @@ def policy_maker(
     few = jnp.dtype(rollout_cache) if rollout_cache else None
     make, attend_fn = partial(make_policy, cache_dtype=few, layout=make_layout(attention)), make_attend(attention)
     kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
+    grouped_fn = make_grouped(attention)
     if mesh is None:
-        return partial(make, attend_fn=attend_fn, **kernels)
+        return partial(make, attend_fn=attend_fn, experts_fn=partial(grouped_experts, grouped_fn=grouped_fn), **kernels)
     otherwise = None if attend_fn is attend else attend
     return partial(
-        make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, **kernels, parts=Parts(*make_parts(attention)))
+        make, **on_mesh(mesh, attend_fn, grouped_fn, otherwise, **kernels, parts=Parts(*make_parts(attention)))
     )
 
 

@@ -42,7 +42,7 @@ def _both(experts_fn, layer, x, weights, chosen, out):
 def test_as_every_expert_on_every_token(spec, experts, per_token):
     given = _made(experts, per_token)
     want = _both(mlp.dense_experts, *given)
-    sent = make_experts(meshes.parse_mesh(spec), mlp.grouped_experts, exchange=True)
+    sent = make_experts(meshes.parse_mesh(spec), exchange=True)
     for a, b in zip(jax.tree.leaves(_both(sent, *given)), jax.tree.leaves(want), strict=True):
         close.assert_same_sums(a, b, ROWS * per_token * WIDTH * INNER)
 
@@ -51,7 +51,7 @@ def test_as_every_expert_on_every_token(spec, experts, per_token):
 def test_nothing_is_dropped_where_all_choose_the_same(alike):
     layer, x, weights, chosen, out = _made(8, 2)
     chosen = jnp.broadcast_to(jnp.array([alike, alike ^ 1], jnp.int32), chosen.shape)  # both on one device
-    sent = make_experts(meshes.parse_mesh("expert=4"), mlp.grouped_experts, exchange=True)
+    sent = make_experts(meshes.parse_mesh("expert=4"), exchange=True)
     want = _both(mlp.dense_experts, layer, x, weights, chosen, out)
     got = _both(sent, layer, x, weights, chosen, out)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -102,7 +102,7 @@ def test_the_compiler_has_it_for_three_generations(name):
     layer = {f"experts_{n}": jax.ShapeDtypeStruct(s, jnp.bfloat16) for n, s in shapes.items()}
     x = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
     weights, chosen = jax.ShapeDtypeStruct((512, 2), jnp.float32), jax.ShapeDtypeStruct((512, 2), jnp.int32)
-    experts = make_experts(mesh, mlp.grouped_experts)
+    experts = make_experts(mesh)
 
     def loss(layer, x, weights, chosen):
         return jnp.sum(experts(jax.nn.silu, layer, x, weights, chosen).astype(jnp.float32))

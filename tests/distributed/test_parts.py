@@ -44,7 +44,7 @@ def _policy(kind, mesh=None):
         return make_policy(CONFIGS[kind])
     return make_policy(
         CONFIGS[kind], place=rules.make_place(mesh), attend_fn=make_attend(mesh, attention.attend),
-        experts_fn=make_experts(mesh, mlp.grouped_experts), remat=True,
+        experts_fn=make_experts(mesh), remat=True,
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_experts_that_do_not_divide():
     mesh = _mesh((1, 1, 4, 1, 1))
     layer = {"experts_up": jnp.zeros((6, 4, 4))}
     with pytest.raises(ValueError, match="expert=4 does not divide the 6 experts"):
-        make_experts(mesh, mlp.grouped_experts)(
+        make_experts(mesh)(
             jax.nn.silu, layer, jnp.zeros((8, 4)), jnp.zeros((8, 2)), jnp.zeros((8, 2), jnp.int32)
         )  # fmt: skip
 
@@ -148,5 +148,5 @@ def test_tokens_that_do_not_divide_are_computed_alone():
     layer = {f"experts_{n}": jnp.asarray(rng.normal(size=(8, 4, 4)), jnp.float32) for n in ("gate", "up", "down")}
     x, weights = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((3, 4), (3, 2)))
     chosen = jnp.asarray(rng.integers(0, 8, (3, 2)), jnp.int32)
-    got = make_experts(mesh, mlp.grouped_experts)(jax.nn.silu, layer, x, weights, chosen)
+    got = make_experts(mesh)(jax.nn.silu, layer, x, weights, chosen)
     np.testing.assert_array_equal(got, mlp.grouped_experts(jax.nn.silu, layer, x, weights, chosen))

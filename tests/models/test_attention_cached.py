@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import model_parallel, rules
 from jaxrl_llm.models import attention, cache
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.kernels import attention_cached, attention_kernels
-from jaxrl_llm.models.mlp import grouped_experts
+from jaxrl_llm.models.kernels.grouped import grouped
 from jaxrl_llm.rollout.generate import generate
 from tests import close
 from tests.models_for_tests import small_config, small_model
@@ -238,7 +238,7 @@ def test_a_decoder_on_a_mesh_reads_its_cache_in_place():
     mesh = meshes.parse_mesh("data=2,tensor=2", jax.devices()[:4])
     makers = (attention_kernels.make_attend, attention_kernels.make_cached, attention_kernels.make_rows)
     attend_fn, *others = (make("pallas", platform="cpu") for make in makers)
-    options = model_parallel.on_mesh(mesh, attend_fn, grouped_experts, attention.attend, *others)
+    options = model_parallel.on_mesh(mesh, attend_fn, grouped, attention.attend, *others)
     policy = make_policy(config, **options)
     params = policy.init(jax.random.key(1))
     want = _rollout(make_policy(config), params)

@@ -15,11 +15,11 @@ from jaxrl_llm.models import attention
 from jaxrl_llm.models.cache import DeviceLayout
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.kernels import attention_kernels, vocabulary
+from jaxrl_llm.models.kernels.grouped import grouped
 from jaxrl_llm.models.kernels.vocabulary import Head
 from jaxrl_llm.models.layers import wide_product
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.models.lora import make_policy as adapt
-from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
 from jaxrl_llm.types import Batch
 from tests import close
@@ -96,7 +96,7 @@ def test_a_decoder_scores_and_learns_as_it_does_by_its_logits(family, spec):
     options = {"sums_fn": KERNEL}
     if spec:
         mesh = meshes.parse_mesh(spec)
-        options = model_parallel.on_mesh(mesh, attention.attend, grouped_experts, sums_fn=KERNEL)
+        options = model_parallel.on_mesh(mesh, attention.attend, grouped, sums_fn=KERNEL)
     policy = make_policy(config, **options)
     batch = _batch(jax.random.randint(jax.random.key(2), (8, 11), 0, config.vocab_size))
 

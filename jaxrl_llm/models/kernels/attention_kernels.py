@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn, Seen
 from jaxrl_llm.models.cache import ON_GPU, DeviceLayout, RowsFn
-from jaxrl_llm.models.kernels import attention_cached, attention_pallas, vocabulary
+from jaxrl_llm.models.kernels import attention_cached, attention_pallas, grouped, vocabulary
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
+from jaxrl_llm.models.kernels.grouped import GroupedFn
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
@@ -114,6 +115,17 @@ def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | No
         return None
     interpret = (platform or jax.default_backend()) != "tpu"
     return partial(attention_cached.repeat_rows, interpret=interpret)
+
+
+def make_grouped(name: str = "auto", *, platform: str | None = None) -> GroupedFn:
+    """The ``grouped_fn`` of ``models.mlp.grouped_experts`` that belongs to ``make_attend`` of the same arguments."""
+    make_attend(name, platform=platform)
+    platform = platform or jax.default_backend()
+    return (
+        partial(grouped.by_kernel, interpret=platform != "tpu")
+        if _chosen(name, platform) == "pallas"
+        else grouped.grouped
+    )
 
 
 def make_layout(name: str = "auto", *, platform: str | None = None) -> DeviceLayout | None:

@@ -1,0 +1,95 @@
+"""Products of groups by the kernel: as a float64 loop over rows has them, with gradients, alone and on a mesh."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed.model_parallel import make_experts
+from jaxrl_llm.models import mlp
+from jaxrl_llm.models.kernels import attention_kernels
+from jaxrl_llm.models.kernels.grouped import by_kernel, grouped
+from tests import close
+
+KERNEL = partial(by_kernel, interpret=True)
+
+
+def _made(sizes, rows, d=128, f=256, seed=3):
+    rng = np.random.default_rng(seed)
+    shapes = ((rows, d), (len(sizes), d, f), (rows, f))
+    return *(jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes), jnp.asarray(sizes, jnp.int32)
+
+
+def _loop(x, matrices, sizes):
+    """In float64, row by row; rows of no group are left at 0."""
+    found, of_row = np.zeros((len(x), matrices.shape[2])), np.repeat(np.arange(len(sizes)), sizes)
+    for i, group in enumerate(of_row):
+        found[i] = np.asarray(x[i], np.float64) @ np.asarray(matrices[group], np.float64)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [([3, 0, 7, 1], 11), ([0, 0, 5, 0], 20), ([130, 1, 0, 125], 256), ([700, 600], 1300)],
+    ids=["handfuls", "rows of no group", "over tiles", "many"],
+)
+def test_as_a_loop_over_rows(sizes, rows):
+    x, matrices, out, counts = _made(sizes, rows)
+    mine = (np.arange(rows) < sum(sizes))[:, None]
+
+    def loss(x, matrices, product):
+        found = jnp.where(mine, product(x, matrices, counts), 0)  # what lies beyond the last group is anything
+        return jnp.sum(found * out), found
+
+    def both(product):
+        return jax.jit(jax.value_and_grad(partial(loss, product=product), (0, 1), has_aux=True))(x, matrices)
+
+    (_, found), slopes = both(KERNEL)
+    close.assert_same_sums(found, _loop(x, matrices, sizes), x.shape[1])
+    of_rows, want = (np.where(mine, one[0], 0) for one in (slopes, both(grouped)[1]))  # those beyond are anything, too
+    close.assert_same_sums(of_rows, want, matrices.shape[2])
+    of_row = np.repeat(np.arange(len(sizes)), sizes)
+    for group in range(len(sizes)):
+        own = np.flatnonzero(of_row == group)
+        want = np.asarray(x, np.float64)[own].T @ np.asarray(out, np.float64)[own]
+        close.assert_same_sums(slopes[1][group], want, max(rows, 1))
+
+
+def test_axes_that_the_kernel_cannot_cut_are_left_to_xla():
+    x, matrices, _, sizes = _made([2, 3], 5, d=48, f=40)
+    np.testing.assert_array_equal(KERNEL(x, matrices, sizes), grouped(x, matrices, sizes))
+
+
+def test_who_has_it():
+    assert attention_kernels.make_grouped("auto", platform="cpu") is grouped
+    assert attention_kernels.make_grouped("auto", platform="gpu") is grouped
+    assert attention_kernels.make_grouped("auto", platform="tpu").keywords == {"interpret": False}
+    assert attention_kernels.make_grouped("pallas", platform="cpu").keywords == {"interpret": True}
+
+
+@pytest.mark.parametrize(("spec", "exchange"), [("", False), ("data=2,expert=4", False), ("expert=4,tensor=2", True)])
+def test_experts_are_computed_by_it(spec, exchange):
+    """Values and gradients of every expert on every token, on one device and where experts lie on several."""
+    rng, experts, width, inner, rows, per_token = np.random.default_rng(5), 8, 128, 256, 32, 2
+    shapes = {"gate": (experts, width, inner), "up": (experts, width, inner), "down": (experts, inner, width)}
+    layer = {f"experts_{n}": jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
+    x, out = (jnp.asarray(rng.normal(size=(rows, width)), jnp.float32) for _ in range(2))
+    weights = jnp.asarray(rng.uniform(size=(rows, per_token)), jnp.float32)
+    chosen = jnp.asarray(np.stack([rng.permutation(experts)[:per_token] for _ in range(rows)]), jnp.int32)
+
+    def both(experts_fn):
+        def loss(layer, x, weights):
+            found = experts_fn(jax.nn.silu, layer, x, weights, chosen)
+            return jnp.sum(found * out), found
+
+        (_, found), slopes = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(layer, x, weights)
+        return found, slopes
+
+    kernel = attention_kernels.make_grouped("pallas", platform="cpu")
+    own = make_experts(meshes.parse_mesh(spec), kernel, exchange=exchange) if spec else None
+    got = both(own or partial(mlp.grouped_experts, grouped_fn=kernel))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(both(mlp.dense_experts)), strict=True):
+        close.assert_same_sums(a, b, rows * per_token * width * inner)
