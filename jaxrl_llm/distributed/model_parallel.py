@@ -127,14 +127,16 @@ def _own_experts(grouped_fn, act, gate, up, down, x, weights, chosen):
     """What the experts of this device add to each row."""
     here, per_token = up.shape[0], chosen.shape[1]
     local = chosen - jax.lax.axis_index("expert") * here
-    flat = jnp.where((local >= 0) & (local < here), local, here).reshape(-1)  # the others come last
+    ours = (local >= 0) & (local < here)
+    flat = jnp.where(ours, local, here).reshape(-1)  # the others come last
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=here + 1)[:here].astype(jnp.int32)
     mine = (jnp.arange(flat.shape[0]) < jnp.sum(sizes))[:, None]
     rows = jnp.where(mine, x[order // per_token], 0)
     hidden = act(grouped_fn(rows, gate, sizes)) * grouped_fn(rows, up, sizes)
-    out = jnp.where(mine, grouped_fn(hidden, down, sizes), 0)  # rows of no group hold anything
+    out = grouped_fn(hidden, down, sizes)
     back = out[jnp.argsort(order, stable=True)].reshape(*chosen.shape, -1)
+    back = jnp.where(ours[:, :, None], back, 0)  # rows of no group hold anything
     return jnp.sum(back * weights.astype(x.dtype)[:, :, None], axis=1)
 
 
