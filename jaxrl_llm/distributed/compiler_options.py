@@ -24,12 +24,13 @@ OF_GENERATION: dict[str, Options] = {
     "v5e": _TRAINING,
     "v5p": _TRAINING,
     "v6e": _TRAINING,
+    "v7x": _TRAINING,
 }
 # A layer's products with 16,384 rows, forward and backward, Qwen3-1.7B on an H200: 7.09 ms where Triton's products are
 # among those that are tried, 6.33 ms (782 TFLOP/s) without.
 ON_GPU: Options = {"xla_gpu_enable_triton_gemm": False}
 _KINDS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
-          "TPU v6 lite": "v6e", "TPU v6e": "v6e"}  # fmt: skip
+          "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}  # fmt: skip
 
 
 def options_of(devices: Sequence[Any] | None = None, *, samples: bool = False) -> Options | None:

@@ -21,6 +21,8 @@ class Chip(NamedTuple):
     clock: float = 1.5e9  # cycles a second, of the compiler's estimates
     platform: str = ""  # as JAX says it; it and the kind decide which programs there are
     kind: str = ""
+    devices: int = 1  # of JAX on a chip: the rest is of one of them
+    named: str = ""  # in the topologies of libtpu, where it has another name than here
 
 
 # From "How to scale your model" (the TPU chapter's table); a program gets a little less memory than the chip has.
@@ -29,6 +31,11 @@ CHIPS: dict[str, Chip] = {
     "v5e": Chip(15.75 * 2**30, 8.1e11, 1.97e14, 4.5e10, platform="tpu", kind="TPU v5 lite"),
     "v5p": Chip(95.0 * 2**30, 2.8e12, 4.59e14, 9e10, clock=1.75e9, platform="tpu"),
     "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9, platform="tpu"),
+    # Google's page of TPU7x: 7.38 TB/s, 2,307 TFLOP/s and the links of v5p to a chip, which is two devices; memory as
+    # libtpu has it; the clock at which products of v6e's shape, four of 256 x 256 in a cycle, have that peak
+    "v7x": Chip(
+        94.74 * 2**30, 3.69e12, 1.1535e15, 4.5e10, clock=2.2e9, platform="tpu", kind="TPU7x", devices=2, named="tpu7x"
+    ),
 }
 
 # NVIDIA's data sheets of the SXM modules: dense bfloat16, and the links within a machine, two directions of a ring of
@@ -42,19 +49,32 @@ MACHINE = 8  # GPUs that these links connect
 _NETWORK = 2.5e10  # between machines, one direction: 400 Gbit/s to each GPU, half of it for each way around
 _MACHINES = (1, 2, 4, 8, 16, 32)
 
-_CUBIC = ("v4", "v5p")
+_CUBIC = ("v4", "v5p", "v7x")
 # slices that exist, the smallest first: of chips in a plane, and in a cube
 _PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
 
 
 class Topology(NamedTuple):
-    """A slice of chips."""
+    """A slice of chips, counted as JAX counts them: a chip of two devices is two."""
 
-    name: str  # as libtpu knows it
+    name: str
     kind: str
     chip: Chip
     chips: int
+
+    @property
+    def of_libtpu(self) -> str:
+        """The slice as libtpu calls it."""
+        return self.name.replace(self.kind, self.chip.named or self.kind, 1)
+
+    @property
+    def size(self) -> str:
+        """How many there are, and of what memory."""
+        each = f"of {self.chip.hbm / 2**30:.2f} GiB"
+        if self.chip.devices == 1:
+            return f"{self.chips} chips {each}"
+        return f"{self.chips // self.chip.devices} chips, {self.chips} devices {each}"
 
     @property
     def tpu(self) -> bool:
@@ -65,8 +85,8 @@ class Topology(NamedTuple):
 def parse(name: str) -> Topology:
     """``v5e:4x4`` as a topology; GPUs by their number, beyond ``MACHINE`` of them with the links of the network alone.
 
-    >>> parse("v5e:4x4").chips, parse("h100:16").chips
-    (16, 16)
+    >>> parse("v5e:4x4").chips, parse("v7x:2x2x1").chips, parse("h100:16").chips
+    (16, 8, 16)
 
     Raises:
       UserError: for an unknown generation or a shape that is no product of numbers.
@@ -81,7 +101,7 @@ def parse(name: str) -> Topology:
     if len(sides) != wanted or not all(side.isdigit() and int(side) for side in sides):
         example = "2x2x2" if wanted == 3 else "4x4"
         raise UserError(f"--topology {name}: {shape!r} is no shape of {wanted} sides, as in {kind}:{example}")
-    return Topology(name, kind, CHIPS[kind], math.prod(int(side) for side in sides))
+    return Topology(name, kind, CHIPS[kind], CHIPS[kind].devices * math.prod(int(side) for side in sides))
 
 
 def _gpus(name: str, kind: str, shape: str) -> Topology:

@@ -72,7 +72,7 @@ def devices(topology: Topology) -> Any:
     kept = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith("--xla_cpu_")]
     os.environ["XLA_FLAGS"] = " ".join(kept)
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology.of_libtpu).devices
     except Exception as error:  # jaxlib raises what it likes
         raise UserError(f"--topology {topology.name}: libtpu does not know it ({error})") from error
     if len(found) != topology.chips:

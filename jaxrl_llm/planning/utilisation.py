@@ -22,7 +22,7 @@ from jaxrl_llm.types import Rewards, Trajectories
 # as ``jax.Device.device_kind`` names them
 KINDS = {
     "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
+    "TPU v6e": "v6e", "TPU7x": "v7x", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
 }  # fmt: skip
 
 

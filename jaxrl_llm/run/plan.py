@@ -27,7 +27,7 @@ class Settings:
     """Memory and a roofline of one GRPO step on a TPU slice or on GPUs, without one."""
 
     model: str = "nano"  # a known name such as Qwen3-8B, nano or tiny, a model folder, or a config.json
-    topology: str = "v5e:2x4"  # v4, v5e, v5p or v6e, and the sides of the slice; or h100, h200, b200 and how many
+    topology: str = "v5e:2x4"  # v4, v5e, v5p, v6e or v7x, and the sides of the slice; or h100, h200, b200 and how many
     prompt: int | None = None  # tokens; None: 1024, or a quarter of the positions where those are fewer
     response: int | None = None  # tokens; None: what the prompt leaves, at most 3072
     positions: int = 0  # to which the model has been stretched, for longer rows; 0: those of its config
@@ -318,7 +318,7 @@ def run(settings: Settings) -> int:
         count = config.num_parameters
         size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count:,}"
         print(f"{settings.model}, {size} parameters, on {topology.name}: ", end="")
-        print(f"{topology.chips} chips of {topology.chip.hbm / GIB:.2f} GiB")
+        print(topology.size)
         prompt, response = lengths_of(settings, config)
         kept = {"float32": "float32 masters", "bfloat16": "bfloat16 weights without masters"}[settings.weights]
         if settings.lora:

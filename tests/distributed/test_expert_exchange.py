@@ -93,8 +93,8 @@ def test_only_where_there_is_a_program_and_the_links_gain(platform, kind, parts,
 
 @pytest.mark.slow
 @pytest.mark.skipif(not compiled.available(), reason="needs libtpu (extra plan)")
-@pytest.mark.parametrize("name", ["v5e:2x4", "v5p:2x2x2", "v6e:2x4"])
-def test_the_compiler_has_it_for_three_generations(name):
+@pytest.mark.parametrize("name", ["v5e:2x4", "v5p:2x2x2", "v6e:2x4", "v7x:2x2x1"])
+def test_the_compiler_has_it_for_four_generations(name):
     """Forward and backward, on eight chips: rows of ragged size, and no row of a token to where it has no expert."""
     topology = chips.parse(name)
     mesh = meshes.parse_mesh("expert=8", compiled.devices(topology))

@@ -12,6 +12,7 @@ from jaxrl_llm.distributed.model_parallel import make_experts
 from jaxrl_llm.models import mlp
 from jaxrl_llm.models.kernels import attention_kernels
 from jaxrl_llm.models.kernels.grouped import by_kernel, grouped
+from jaxrl_llm.planning import chips, compiled
 from tests import close
 
 KERNEL = partial(by_kernel, interpret=True)
@@ -93,3 +94,24 @@ def test_experts_are_computed_by_it(spec, exchange):
     got = both(own or partial(mlp.grouped_experts, grouped_fn=kernel))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(both(mlp.dense_experts)), strict=True):
         close.assert_same_sums(a, b, rows * per_token * width * inner)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiled.available(), reason="needs libtpu (extra plan)")
+@pytest.mark.parametrize("name", ["v5e:2x4", "v5p:2x2x2", "v6e:2x4", "v7x:2x2x1"])
+def test_the_compiler_has_it_for_four_generations(name):
+    """Forward and backward, experts on four of eight devices."""
+    mesh = meshes.parse_mesh("data=2,expert=4", compiled.devices(chips.parse(name)))
+    shapes = {"gate": (16, 256, 128), "up": (16, 256, 128), "down": (16, 128, 256)}
+    layer = {f"experts_{n}": jax.ShapeDtypeStruct(s, jnp.bfloat16) for n, s in shapes.items()}
+    x = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
+    weights, chosen = jax.ShapeDtypeStruct((512, 2), jnp.float32), jax.ShapeDtypeStruct((512, 2), jnp.int32)
+    experts = make_experts(mesh, attention_kernels.make_grouped("auto", platform="tpu"), exchange=False)
+
+    def loss(layer, x, weights, chosen):
+        return jnp.sum(experts(jax.nn.silu, layer, x, weights, chosen).astype(jnp.float32))
+
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).lower(layer, x, weights, chosen)
+    asked = lowered.as_text()
+    assert "tpu_custom_call" in asked and "ragged_dot" not in asked
+    assert lowered.compile().memory_analysis().temp_size_in_bytes > 0

@@ -67,6 +67,9 @@ def test_shapes_of_files(tmp_path):
 
 def test_topologies():
     assert (V5E.chips, V5E.kind, chips.parse("v5p:2x2x4").chips) == (16, "v5e", 16)
+    seven = chips.parse("v7x:2x2x1")  # two devices on a chip
+    assert (seven.chips, seven.of_libtpu, seven.size) == (8, "tpu7x:2x2x1", "4 chips, 8 devices of 94.74 GiB")
+    assert V5E.of_libtpu == V5E.name and V5E.size == "16 chips of 15.75 GiB"
     for name, message in (("v9:2x2", "unknown generation 'v9'"), ("v5e:16", "no shape of 2 sides, as in v5e:4x4"),
                           ("v5p:4x4", "as in v5p:2x2x2"), ("v5e:0x4", "'0x4' is no shape")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
