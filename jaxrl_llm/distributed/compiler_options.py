@@ -29,8 +29,9 @@ OF_GENERATION: dict[str, Options] = {
 # A layer's products with 16,384 rows, forward and backward, Qwen3-1.7B on an H200: 7.09 ms where Triton's products are
 # among those that are tried, 6.33 ms (782 TFLOP/s) without.
 ON_GPU: Options = {"xla_gpu_enable_triton_gemm": False}
-_KINDS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
-          "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}  # fmt: skip
+# generations as ``jax.Device.device_kind`` names them
+TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
+        "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}  # fmt: skip
 
 
 def options_of(devices: Sequence[Any] | None = None, *, samples: bool = False) -> Options | None:
@@ -46,7 +47,7 @@ def options_of(devices: Sequence[Any] | None = None, *, samples: bool = False) -
     devices = jax.devices() if devices is None else devices
     if devices[0].platform in ("gpu", "cuda"):
         return None if samples else ON_GPU
-    generation = _KINDS.get(devices[0].device_kind, "") if devices[0].platform == "tpu" else ""
+    generation = TPUS.get(devices[0].device_kind, "") if devices[0].platform == "tpu" else ""
     options = OF_GENERATION.get(generation)
     if options is not None and len(devices) > _MOST_BESIDE.get(generation, len(devices)):
         return {name: value for name, value in options.items() if name not in _BESIDE}

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.distributed.compiler_options import TPUS
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import CHIPS, GPUS, Chip
 from jaxrl_llm.planning.cost import active_parameters, cache_bytes
@@ -20,10 +21,7 @@ from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.types import Rewards, Trajectories
 
 # as ``jax.Device.device_kind`` names them
-KINDS = {
-    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e", "TPU7x": "v7x", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
-}  # fmt: skip
+KINDS = {**TPUS, "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200"}
 
 
 def _least_time(run: Callable[[Array], Array], given: Array, repeats: int) -> float:
