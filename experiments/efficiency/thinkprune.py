@@ -7,8 +7,8 @@ Equations: r = 1[right answer inside the first L tokens], 0 for a response that 
            loss. iterative: L = 40, 32, 24, each round from the end of the one before, new optimiser. direct: L = 24.
            penalty: no limit, r - w * min(length / max, 1). unlimited: L = max. Early exit: the responses of unlimited
            judged at 24 tokens (eval/cut_accuracy).
-Left out:  the sentence that tells the limit (the base model follows no instructions), KL of weight 0.001, the choice of
-           the best checkpoint of a round (the last one goes on).
+Left out:  the sentence that tells the limit (the base model follows no instructions), embedded the KL of weight 0.001,
+           the choice of the best checkpoint of a round (the last one goes on).
 Expect:    eval/tokens iterative < 0.6 start at eval/accuracy no more than 0.02 below unlimited; eval/accuracy iterative
            > direct; iterative above unlimited in eval/cut_accuracy.
 Measure:   held-out chains of 2 and 3 operations, always with the full 48 tokens; the base model is first taught to
@@ -25,6 +25,7 @@ from experiments.parts import long_winded
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train.methods import episode_methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +39,13 @@ class Settings(recipes.OnlineSettings):
     length_weight: float = 0.0  # of an explicit penalty
     group_size: int = 16
     warm_steps: int = 0  # supervised steps on work that is written twice
+    kl_weight: float = 0.001  # of k3 to the policy at the start of a round; 0: no reference
 
 
 EMBEDDED = {
     "levels": (2, 3), "shares": (0.83, 0.67, 0.5), "steps": 40, "eval_every": 40, "warm_steps": 80,
     "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 48, "learning_rate": 2e-4, "train_problems": 1024,
-    "eval_problems": 96,
+    "eval_problems": 96, "kl_weight": 0.0,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "warm_steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10,
@@ -83,10 +85,10 @@ def build(settings: Settings) -> experiment.Plan:
         stages.append(long_winded.warm_stage(found, recipes.solved_problems(settings), steps=settings.warm_steps))
     for share in settings.shares:
         limited = dataclasses.replace(settings, max_new_tokens=round(share * settings.max_new_tokens))
-        online = curricula.make_single_turn_grpo(limited, found)
+        online = curricula.make_single_turn_grpo(limited, found, kl_weight=settings.kl_weight)
         if settings.length_weight and found.score is not None:
             online = online._replace(score=lambda answers, rows: penalised(found.score(answers, rows), rows, settings))
-        stages.append(experiment.Stage(online, settings.steps))
+        stages.append(experiment.Stage(online, settings.steps, episode_methods.reference_for(settings.kl_weight)))
     host = (lambda rows: penalised(found.host_score(rows), rows, settings)) if settings.length_weight else None
     more = cut_accuracy(round(settings.cut_share * settings.max_new_tokens))
     return curricula.make_single_turn_plan(settings, found, stages, more=more, host_score=host)

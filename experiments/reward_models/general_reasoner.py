@@ -9,7 +9,7 @@ Equations: R = -0.5 without an answer; [passed] (1 - 0.05 min(10, |tokens of the
            its verdict at once, from as many judged examples; no_length: without the price; all_problems: none is left
            out; rule: passed if the number is the same; oracle: passed if it is right; large: by a judge that is wrong
            on 5 %, or by a model of language behind --large-judge ADDRESS, whom cot and direct then imitate.
-Left out:  here, a verifier of 1.5B parameters; the data pipeline but for its last filter, KL of 1e-4.
+Left out:  here, a verifier of 1.5B parameters; the data pipeline but for its last filter; embedded, KL of 1e-4.
 Expect:    eval/accuracy cot > direct > rule; judge/false_positives cot < direct.
 Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
            is first taught to write either; each seed trains its verifier; equal rollouts.
@@ -110,12 +110,14 @@ class Settings(large_judges.Settings):
     examples: int = 0  # that the verifier is distilled from; 0: 100,000, of rows of one's own 4,000
     length_weight: float = 0.05
     warm_steps: int = 0
+    kl_weight: float = 1e-4  # of k3 to the policy at the start; 0: no reference
     keep: Callable | None = mixed  # which problems train, by the shares of 8 samples that are right; None: all
 
 
 EMBEDDED = {
     "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 44,
     "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 60, "examples": 1000,
+    "kl_weight": 0.0,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
@@ -156,8 +158,9 @@ def build(settings: Settings) -> experiment.Plan:
         kept = settings.keep(rates_once_taught(settings))
         slots["sampler"] = curricula.make_chosen(kept, "solved in some and not in all of its samples")
     stage = answer_judges.judged_stage(
-        settings, free, verifier, advantages=group.group_normalized_advantages, worth=worth, **slots
-    )
+        settings, free, verifier, advantages=group.group_normalized_advantages, worth=worth,
+        kl_weight=settings.kl_weight, **slots,
+    )  # fmt: skip
     stages = [free_answers.warm_stage(settings, steps=settings.warm_steps), stage]
     plan = curricula.make_single_turn_plan(settings, free.bench, stages)
     return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))

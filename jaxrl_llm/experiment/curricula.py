@@ -17,11 +17,12 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, referred
 from jaxrl_llm.types import Params, Rewards, Sampler, Trajectories
 
 
@@ -116,11 +117,13 @@ def make_single_turn_grpo(
     keep: Callable[[Trajectories, Rewards], Array] | None = None,
     row_extras: Callable[..., dict[str, Array]] | None = None,
     diagnostics: Callable[..., dict[str, Array]] | None = None,
+    kl_weight: float = 0.0,
     **slots,
 ) -> Online:
-    """The baseline of a curriculum: GRPO with a token mean and no reference; ``slots`` as in ``recipes.make_online``.
+    """The baseline of a curriculum: GRPO with a token mean; ``slots`` as in ``recipes.make_online``.
 
     Args:
+      kl_weight: of k3 to the policy in the stage's ``extras`` (``reference_for``); 0: no reference.
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
       keep, row_extras: as in ``builders.make_estimate``; diagnostics: as in ``builders.make_policy_loss``.
     """
@@ -130,20 +133,29 @@ def make_single_turn_grpo(
             advantages(rewards.value, trajectories.group_ids, valid=rewards.valid), trajectories.mask
         )
 
+    def divergence(logp, entropy, batch):
+        return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
+
     policy = found.model.policy
     parts = {
         "estimate": builders.make_estimate(
-            policy, spread, temperature=settings.temperature, keep=keep, row_extras=row_extras
+            policy, spread, temperature=settings.temperature, keep=keep, row_extras=row_extras, **against(kl_weight)
         ),
         "loss": builders.make_policy_loss(
             policy,
             partial(clipped_policy_loss, clip_low=clip, clip_high=clip),
             temperature=settings.temperature,
+            extra_terms=divergence if kl_weight else None,
             diagnostics=diagnostics,
         ),
         "tx": optax.adam(settings.learning_rate),
     }
     return recipes.make_online(settings, found, **parts | slots)
+
+
+def against(kl_weight: float) -> dict[str, Any]:
+    """What ``builders.make_estimate`` needs for a KL to the policy in the stage's ``extras``; 0: nothing."""
+    return {"reference": referred} if kl_weight else {}
 
 
 def make_single_turn_plan(

@@ -7,8 +7,13 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.plan import Referred
 from tests import close
 
 
@@ -43,3 +48,24 @@ def test_a_cut_response_is_pushed_down_where_masking_it_would_not():
     advantages = group.per_token(group.group_normalized_advantages(rewards, jnp.zeros(2, jnp.int32)), mask)
     slope = jax.grad(lambda x: reduce.tokens(reinforce_loss(x, advantages, mask).loss, mask))(jnp.zeros((2, 4)))
     assert (slope[0] < 0).all() and (slope[1] > 0).all()
+
+
+def test_at_scale_a_round_is_held_to_where_it_began():
+    """With a weight the reference is scored and k3 to it is added to the loss; without one nothing is kept or added."""
+    sizes = {"levels": (2, 3), "train_problems": 8, "eval_problems": 8, "max_new_tokens": 12, "group_size": 2}
+    settings = recipes.OnlineSettings(**sizes)
+    found = recipes.bench(settings)
+    policy, params, ids = found.model.policy, found.model.params, jnp.arange(2, dtype=jnp.int32)
+    plain, held = (curricula.make_single_turn_grpo(settings, found, kl_weight=weight) for weight in (0.0, 0.5))
+    keys = sample_keys(jax.random.key(0), 0, ids, 2)
+    rows = plain.rollout(params, found.train.tokens[ids], found.train.valid[ids], keys, ids)
+    rewards = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers), rows)
+    began = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    batch = held.estimate(params, Referred(began)._asdict(), rows, rewards)
+    mask, reference = np.asarray(batch.mask), score_tokens(policy, began, rows)[0]
+    close.assert_near(np.asarray(batch.ref_logp)[mask], np.asarray(reference)[mask])
+    assert not np.any(plain.estimate(params, {}, rows, rewards).ref_logp)
+    apart = held.loss(params, batch)[0] - plain.loss(params, batch)[0]
+    terms = np.asarray(kl.k3(score_tokens(policy, params, rows)[0], reference, batch.mask))[mask]
+    assert terms.mean() > 1e-3
+    close.assert_near(apart, 0.5 * terms.mean())

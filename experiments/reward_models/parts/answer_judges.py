@@ -17,7 +17,7 @@ from experiments.reward_models.parts import free_answers
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula
 from jaxrl_llm.experiment.recipes import OnlineSettings
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Batch, Key, Metrics, Params, declared
 
@@ -277,12 +277,13 @@ def figures_of(batch: Batch, metrics: Metrics) -> Metrics:
 
 def judged_stage(
     settings: OnlineSettings, free: free_answers.FreeBench, verifier: Verifier, *, advantages: Callable[..., Array],
-    worth: Callable[..., Array] | None = None, **slots: Any,
+    worth: Callable[..., Array] | None = None, kl_weight: float = 0.0, **slots: Any,
 ) -> Stage:  # fmt: skip
     """GRPO's loss on what a verifier of the seed's own says; ``reward/mean`` of its curves is the truth.
 
     Args:
       worth: ``(said, value, answered, answers) -> [B]`` the reward; default: what the verifier says.
+      kl_weight: of k3 to the policy that the stage begins with; 0: no reference is kept.
     """
     policy = free.bench.model.policy
 
@@ -295,11 +296,13 @@ def judged_stage(
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
             row_extras=lambda extras, rows, rewards: Passed(said > 0.5, right, read[1])._asdict(),
+            **curricula.against(kl_weight),
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))
 
     online = curricula.make_single_turn_grpo(
         settings, free.bench, estimate=estimate, score=free_answers.score_by_judge(free, free.equivalent),
-        figures=figures_of, **slots,
+        figures=figures_of, kl_weight=kl_weight, **slots,
     )  # fmt: skip
-    return Stage(online, settings.steps, lambda params, key: Verified(verifier.fit(key))._asdict())
+    kept = episode_methods.reference_for(kl_weight)
+    return Stage(online, settings.steps, lambda params, key: Verified(verifier.fit(key))._asdict() | kept(params, key))
