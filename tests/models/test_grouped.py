@@ -33,12 +33,13 @@ def _loop(x, matrices, sizes):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows"),
-    [([3, 0, 7, 1], 11), ([0, 0, 5, 0], 20), ([130, 1, 0, 125], 256), ([700, 600], 1300)],
-    ids=["handfuls", "rows of no group", "over tiles", "many"],
+    ("sizes", "rows", "f"),
+    [([3, 0, 7, 1], 11, 256), ([0, 0, 5, 0], 20, 256), ([130, 1, 0, 125], 256, 192), ([700, 600], 1300, 256)],
+    ids=["handfuls", "rows of no group", "over tiles, in part", "many"],
 )
-def test_as_a_loop_over_rows(sizes, rows):
-    x, matrices, out, counts = _made(sizes, rows)
+def test_as_a_loop_over_rows(sizes, rows, f):
+    """192 columns: a quarter of 768, as they lie along ``tensor``."""
+    x, matrices, out, counts = _made(sizes, rows, f=f)
     mine = (np.arange(rows) < sum(sizes))[:, None]
 
     def loss(x, matrices, product):
@@ -102,7 +103,7 @@ def test_experts_are_computed_by_it(spec, exchange):
 def test_the_compiler_has_it_for_four_generations(name):
     """Forward and backward, experts on four of eight devices."""
     mesh = meshes.parse_mesh("data=2,expert=4", compiled.devices(chips.parse(name)))
-    shapes = {"gate": (16, 256, 128), "up": (16, 256, 128), "down": (16, 128, 256)}
+    shapes = {"gate": (16, 256, 192), "up": (16, 256, 192), "down": (16, 192, 256)}
     layer = {f"experts_{n}": jax.ShapeDtypeStruct(s, jnp.bfloat16) for n, s in shapes.items()}
     x = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
     weights, chosen = jax.ShapeDtypeStruct((512, 2), jnp.float32), jax.ShapeDtypeStruct((512, 2), jnp.int32)

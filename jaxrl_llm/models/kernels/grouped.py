@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 GroupedFn = Callable[[Array, Array, Array], Array]
-LANES = 128  # what an axis of a matrix is a multiple of in the kernel
+LANES, PART = 128, 64  # what axes of a matrix are multiples of in the kernel: of several tiles, of one tile
 FEW, MANY = 128, 512  # rows of a tile: of groups that have a handful, and of groups that have many
 WIDEST = 1024  # columns and inputs of a tile
 
@@ -29,10 +29,10 @@ def by_kernel(
     """``grouped`` by the kernel, which reads the matrix of each group that has rows once for a tile of rows.
 
     A TPU's compiler writes XLA's as loops whose turns depend on the sizes, of which no plan can say how long they take.
-    Axes that are no multiple of ``LANES`` are left to it.
+    Axes that it cannot cut are left to it.
     """
     (n, d), (groups, _, f) = rows.shape, matrices.shape
-    if d % LANES or f % LANES:
+    if any(width % (LANES if width > WIDEST else PART) for width in (d, f)):
         return grouped(rows, matrices, sizes)
     tile = MANY if n >= MANY * groups // 2 else FEW
     padded = jnp.pad(rows, ((0, -n % tile), (0, 0)))
