@@ -21,6 +21,9 @@ UNROLLED = 6  # so few layers have an array each: the products read it where it 
 # token against 19.4 under a loop over layers, for a second copy of the weights and minutes of compiling: larger models
 # loop.
 UNROLLED_BESIDE_KERNEL = 40
+# In a loop of steps more: the kernel of experts reads matrices where they lie, and a loop over layers copies them out
+# of their stack at every token. Qwen3-30B-A3B, 48 layers, on v5e:8x8: 10.6 ms a token against 17.7, 0.6 GiB more.
+UNROLLED_STEPS = 48
 
 
 class DeviceLayout(NamedTuple):

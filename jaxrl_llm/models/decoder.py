@@ -437,6 +437,7 @@ def make_policy(
         compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, layout.joined, layout.step_fn,
         product_fn,
     )  # fmt: skip
+    steps = how if cached_fn is None else how._replace(apart=caches.UNROLLED_STEPS)
     looped = how._replace(apart=caches.UNROLLED)  # nothing is kept of a layer: no stack of it to copy into
 
     return Policy(
@@ -452,7 +453,7 @@ def make_policy(
         experts=config.experts,
         scored_at_once=layout.scored,
         hidden_groups=partial(_hidden_groups, config, how),
-        unstack=partial(_for_steps, config, how),
+        unstack=partial(_for_steps, config, steps),
         hidden_pages=partial(_hidden_pages, config, how),
         hidden_alone=None if cached_fn is None else partial(_hidden, config, looped),
     )

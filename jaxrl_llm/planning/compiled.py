@@ -83,7 +83,8 @@ def devices(topology: Topology) -> Any:
 def apart(config: ModelConfig, phase: str, work: Work) -> bool:
     """Whether a TPU's program of this phase has its layers one by one, and not in a loop: see ``models.cache``."""
     looped = phase in ("reshard", "prefill", "score") or (phase == "update" and work.remat)
-    return not looped and caches.UNROLLED < config.num_layers <= caches.UNROLLED_BESIDE_KERNEL
+    most = caches.UNROLLED_STEPS if phase == "decode" else caches.UNROLLED_BESIDE_KERNEL
+    return not looped and caches.UNROLLED < config.num_layers <= most
 
 
 def of_depths(

@@ -194,7 +194,7 @@ def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
     """
     rows = work.rollout_rows / sizes.rows
     stored = cache(config, sizes, work, rows)
-    apart = config.num_layers <= (caches.UNROLLED_BESIDE_KERNEL if kernels else caches.UNROLLED)
+    apart = config.num_layers <= (caches.UNROLLED_STEPS if kernels else caches.UNROLLED)
     # a base in few bits is opened for all steps, see ``models.quantised.opened_for_steps``
     beside = held_layers(config, sizes) * _itemsize(work) - saved_bytes(config, sizes, work)
     beside = beside if apart or work.base else 0.0

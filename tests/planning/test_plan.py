@@ -457,7 +457,7 @@ def test_command_where_nothing_fits(capsys):
     assert "DOES NOT FIT" in out and "nothing fits v5e:2x4; by the closed form would: v5e:4x4 (fsdp=16, 13." in out
     assert cli.cli([*command, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["would_fit"]
-    assert {name[:3] for name in found} == {"v5e", "v4:", "v5p", "v6e"}
+    assert {name[:3] for name in found} == {"v5e", "v4:", "v5p", "v6e", "v7x"}
     for name, plan in found.items():
         assert 0 < plan["peak_gib"] * 2**30 <= search.MARGIN * chips.parse(name).chip.hbm
         assert chips.parse(name).chips <= 16
