@@ -204,8 +204,8 @@ def compared_table(found: dict[str, dict[str, Any]]) -> str:
         )
         if name.startswith("decode"):
             tokens = {part: one[part] / 1023 for part in (*PARTS, "collectives")}
-            one, theirs = name.replace("1,023 tokens", "one token"), TUNIX.get("decode, one token", "-")
-            cells = [one, *(f"{x:.2f}" for x in tokens.values()), "", "-" if name in FEW_BITS else theirs]
+            said = name.replace("1,023 tokens", "one token")
+            cells = [said, *(f"{x:.2f}" for x in tokens.values()), "", TUNIX.get(said, "-")]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 

@@ -17,12 +17,11 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
-from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.run import parts as job
-from jaxrl_llm.train.methods import builders, supervised
+from jaxrl_llm.train.methods import builders, episode_methods, supervised
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage, referred
+from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Params, Rewards, Sampler, Trajectories
 
 
@@ -123,7 +122,7 @@ def make_single_turn_grpo(
     """The baseline of a curriculum: GRPO with a token mean; ``slots`` as in ``recipes.make_online``.
 
     Args:
-      kl_weight: of k3 to the policy in the stage's ``extras`` (``reference_for``); 0: no reference.
+      kl_weight: of k3 to the policy in the stage's ``extras`` (``episode_methods.reference_for``); 0: no reference.
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
       keep, row_extras: as in ``builders.make_estimate``; diagnostics: as in ``builders.make_policy_loss``.
     """
@@ -133,29 +132,26 @@ def make_single_turn_grpo(
             advantages(rewards.value, trajectories.group_ids, valid=rewards.valid), trajectories.mask
         )
 
-    def divergence(logp, entropy, batch):
-        return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
-
     policy = found.model.policy
     parts = {
         "estimate": builders.make_estimate(
-            policy, spread, temperature=settings.temperature, keep=keep, row_extras=row_extras, **against(kl_weight)
+            policy,
+            spread,
+            temperature=settings.temperature,
+            keep=keep,
+            row_extras=row_extras,
+            **episode_methods.against(kl_weight),
         ),
         "loss": builders.make_policy_loss(
             policy,
             partial(clipped_policy_loss, clip_low=clip, clip_high=clip),
             temperature=settings.temperature,
-            extra_terms=divergence if kl_weight else None,
+            extra_terms=episode_methods.divergence(kl_weight),
             diagnostics=diagnostics,
         ),
         "tx": optax.adam(settings.learning_rate),
     }
     return recipes.make_online(settings, found, **parts | slots)
-
-
-def against(kl_weight: float) -> dict[str, Any]:
-    """What ``builders.make_estimate`` needs for a KL to the policy in the stage's ``extras``; 0: nothing."""
-    return {"reference": referred} if kl_weight else {}
 
 
 def make_single_turn_plan(

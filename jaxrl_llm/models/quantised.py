@@ -83,9 +83,13 @@ def on_host(params: Params) -> Params:
     return params | {"layers": {name: of(x) for name, x in params["layers"].items()}}
 
 
+def _whole(layers: dict[str, Any]) -> bool:
+    return all(isinstance(x, jax.Array) for x in layers.values())
+
+
 def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:
     """One layer's parameters as arrays: what is quantised is multiplied with its scales where it is used."""
-    if all(isinstance(x, jax.Array) for x in layer.values()):
+    if _whole(layer):
         return layer
     dequantise = _qwix().dequantize
     return {name: x if isinstance(x, jax.Array) else dequantise(x) for name, x in layer.items()}
@@ -98,7 +102,7 @@ def opened_for_steps(layers: dict[str, Any]) -> dict[str, Any]:
     the product takes. So are experts, whose products read no few bits. What has one stays in few bits, of which a step
     reads fewer.
     """
-    if all(isinstance(x, jax.Array) for x in layers.values()):
+    if _whole(layers):
         return layers
     dequantise = _qwix().dequantize
 
@@ -134,7 +138,7 @@ def opening(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """
 
     def run(layer: dict[str, Any], *arrays: Any) -> jax.Array:
-        if all(isinstance(x, jax.Array) for x in layer.values()):
+        if _whole(layer):
             return product(layer, *arrays)
         return jax.checkpoint(lambda few, *given: product(opened(few), *given))(layer, *arrays)
 

@@ -34,6 +34,12 @@ def _attention(config: ModelConfig, tokens: Number, context: Number) -> Number:
     return 4 * config.num_layers * config.num_heads * config.head_dim * tokens * context
 
 
+def _operations(config: ModelConfig, work: Work, passes: int, tokens: Number, context: Number) -> Number:
+    """Of so many passes forward, the way back being two: one with the weights where a base has no gradient."""
+    weights = passes - 1 if work.adapter and passes > 1 else passes
+    return weights * 2 * active_parameters(config) * tokens + passes * _attention(config, tokens, context)
+
+
 def _gather(total: Number, parts: int, chip: Chip, pieces: int = 1) -> Number:
     """Seconds until each chip of a ring has all of ``total`` bytes, collected in so many ``pieces``."""
     return pieces * chip.meeting + total * (parts - 1) / parts / (chip.link * LINKS) if parts > 1 else 0.0
@@ -76,8 +82,7 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     context = work.length / 2
 
     def compute(passes: int, count: Number) -> Number:
-        weights = passes - 1 if work.adapter and passes > 1 else passes  # a base has no gradient
-        return (weights * 2 * active * count + passes * _attention(config, count, context)) / chips / chip.flops
+        return _operations(config, work, passes, count, context) / chips / chip.flops
 
     rows = tokens / train.rows / train.context
     around = _ring(config, train, chip, rows)
@@ -121,8 +126,7 @@ def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes,
     active, context = active_parameters(config), work.length / 2
 
     def computing(passes: int, tokens: Number, chips: int, seen: Number) -> Number:
-        weights = passes - 1 if work.adapter and passes > 1 else passes  # a base has no gradient
-        return (weights * 2 * active * tokens + passes * _attention(config, tokens, seen)) / chips / chip.flops
+        return _operations(config, work, passes, tokens, seen) / chips / chip.flops
 
     prompts, rows = work.rollout_rows // work.group * work.prompt, work.rollout_rows / rollout.rows
     read = (

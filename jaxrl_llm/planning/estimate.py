@@ -38,7 +38,7 @@ def _itemsize(work: Work) -> int:
     return np.dtype(work.compute_dtype).itemsize
 
 
-def _trained_size(work: Work) -> int:
+def trained_size(work: Work) -> int:
     """Bytes of a weight that trains, and of its gradient."""
     return np.dtype(jnp.float32 if work.adapter else work.weights).itemsize
 
@@ -102,7 +102,7 @@ def _experts(config: ModelConfig, sizes: Sizes) -> int:
 def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Float32 masters in the compute type: the compiler casts the layers of a chip before it goes through them."""
     size = _itemsize(work)
-    return held_layers(config, sizes) * size if size < _trained_size(work) and not work.adapter else 0.0
+    return held_layers(config, sizes) * size if size < trained_size(work) and not work.adapter else 0.0
 
 
 def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
@@ -114,7 +114,7 @@ def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
     rows, own = math.ceil(work.update_rows / sizes.rows), share(work.length, sizes.context)
     tokens = rows * own
     columns = work.rows * work.length / sizes.rows
-    gradients = here * (_trained_size(work) + (4 if work.microbatches > 1 else 0))
+    gradients = here * (trained_size(work) + (4 if work.microbatches > 1 else 0))
     kept = config.num_layers * tokens * config.hidden_size * size
     one = _layer(config, sizes, work, rows, own, work.length, kernels) + _passing(config, sizes, work, rows)
     layer = 2 * one + 4 * tokens * config.hidden_size * size + (0 if work.adapter else 4 * gathered(config, sizes))
@@ -234,7 +234,7 @@ def of_the_loop(
     here = trained(config, train, work)
     masters, moments = kept_bytes(config, train, work), 8 * here
     masters = 0 if rollout is not None and shared(train, rollout, work) else masters
-    reference = work.scores * here * (_trained_size(work) if work.adapter else _itemsize(work))
+    reference = work.scores * here * (trained_size(work) if work.adapter else _itemsize(work))
     beside = {"reshard": moments, "prefill": masters + moments, "decode": masters + moments, "score": moments,
               "update": 0}  # fmt: skip
     return {name: peak + beside[name] + reference for name, peak in peaks.items()}

@@ -164,12 +164,10 @@ def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mes
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _kept(config, policy, work)
     trained, wanted = (rules.shardings(params, where) for where in (mesh, rollout_mesh))
-    if work.sampled:
+    if work.sampled or work.adapter:  # what a run moves, by its own program
         move = make_move(config, params, mesh, rollout_mesh, compute_dtype=work.compute_dtype, few_bits=work.sampled)
-        return Phase(move.program, (_abstract(params, trained),))
-    if work.adapter:  # as ``distributed.rollout_weights`` moves it
-        move = make_reshard(wanted[BASE], work.compute_dtype, before=trained[BASE])
-        return Phase(lambda params: params | {BASE: move(params[BASE])}, (_abstract(params, trained),), out=wanted)
+        made = jax.eval_shape(travelling(config, work.compute_dtype, work.sampled), params)
+        return Phase(move.program, (_abstract(params, trained),), out=rules.shardings(made, rollout_mesh))
     run = make_reshard(wanted, work.compute_dtype, before=trained)
     return Phase(run, (_abstract(params, trained),), out=wanted)
 

@@ -140,7 +140,8 @@ class Program:
             row = self.tables["StackFrames"][frame]
             location = self.tables["FileLocations"][_number(row, "file_location_id") or 0]
             name = self.tables["FileNames"][_number(location, "file_name_id") or 0].strip('"')
-            place = f"{name.rpartition('jaxrl_llm/')[2] if 'jaxrl_llm/' in name else name}:{_number(location, 'line')}"
+            inside = re.split(r"jaxrl_llm/|site-packages/", name)[-1]  # whoever's machine it is
+            place = f"{inside}:{_number(location, 'line')}"
             if "jaxrl_llm/" in name:
                 return place
             found = found or place

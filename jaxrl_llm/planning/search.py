@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import chips, cost, estimate
@@ -15,7 +13,7 @@ from jaxrl_llm.planning.work import Work, kept_bytes, trained
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below
 LONG = 16384  # tokens of a row from which on it is cut along context
-_STATE = 12  # bytes of a number that training needs beside it: two moments and a gradient
+_STATE = 8  # bytes of a number that trains which are needed somewhere beside it and its gradient: two moments
 
 
 class Plan(NamedTuple):
@@ -164,8 +162,8 @@ def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, 
       what exists.
     """
     found, most = {}, None
-    gradient = 0 if work.adapter else 4 - np.dtype(work.weights).itemsize
-    needed = kept_bytes(config, Sizes(), work) + (_STATE - gradient) * trained(config, Sizes(), work)
+    state = _STATE + estimate.trained_size(work)
+    needed = kept_bytes(config, Sizes(), work) + state * trained(config, Sizes(), work)
     others = [kind for kind in (chips.CHIPS if topology.tpu else chips.GPUS) if kind != topology.kind]
     for kind in (topology.kind, *others):
         for tried in chips.slices(kind):

@@ -160,8 +160,7 @@ def open_model(settings: Any, *, trains: bool = True) -> parts.Model:
     Raises:
       UserError: as ``parts.load_model``, or for a negative rank.
     """
-    if settings.lora < 0:
-        raise UserError(f"--lora {settings.lora} must not be negative; 0 trains all weights")
+    check_rank(settings)
     model = parts.load_model(
         settings.model,
         mesh=meshes.given_mesh(settings.mesh),
@@ -172,6 +171,12 @@ def open_model(settings: Any, *, trains: bool = True) -> parts.Model:
         frozen=keeps_narrow(settings, trains=trains),
     )
     return lora_state.with_adapter(model, settings.lora, 0, base=base_of(settings))
+
+
+def check_rank(settings: Any) -> None:
+    """Raises UserError for a negative rank of an adapter."""
+    if settings.lora < 0:
+        raise UserError(f"--lora {settings.lora} must not be negative; 0 trains all weights")
 
 
 def base_of(settings: Any) -> str:

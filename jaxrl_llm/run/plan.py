@@ -16,7 +16,7 @@ from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.planning.search import Plan
 from jaxrl_llm.planning.work import Work, sampled_bytes, shared
 from jaxrl_llm.run import flags
-from jaxrl_llm.run.options import BaseName, LayoutName, base_of, planner_of
+from jaxrl_llm.run.options import BaseName, LayoutName, base_of, check_rank, planner_of
 from jaxrl_llm.run.parts import CacheNumbers
 
 GIB = 2**30
@@ -105,8 +105,7 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         raise UserError(f"--filled {settings.filled:g} is a share of --response: more than 0, at most 1")
     if settings.filled < 1 and settings.layout == "padded":
         raise UserError("--filled is what rows in a layout hold, and padded rows are computed whole: give --layout")
-    if settings.lora < 0:
-        raise UserError(f"--lora {settings.lora} must not be negative; 0 trains all weights")
+    check_rank(settings)
     if settings.lora and settings.rollout_weights:
         raise UserError(f"--rollout-weights {settings.rollout_weights} with --lora {settings.lora}: their base is kept "
                         "in float32, to be rounded once, which is no plan; drop one of them")  # fmt: skip

@@ -296,7 +296,7 @@ def judged_stage(
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
             row_extras=lambda extras, rows, rewards: Passed(said > 0.5, right, read[1])._asdict(),
-            **curricula.against(kl_weight),
+            **episode_methods.against(kl_weight),
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))
 

@@ -90,17 +90,11 @@ def make_grpo(
       trained: the rows as the loss shall see them, for example with another mask.
     """
     policy = tasks.policy
-    against = {"reference": referred} if kl_weight else {}
-    whole = builders.make_estimate(policy, advantages, row_extras=row_extras, **against)
-
-    def divergence(logp, entropy, batch):
-        return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
-
-    extra_terms = divergence if kl_weight else None
+    whole = builders.make_estimate(policy, advantages, row_extras=row_extras, **against(kl_weight))
     parts = {
         "estimate": lambda params, extras, rows, rewards: whole(params, extras, trained(rows), rewards),
         "loss": builders.make_policy_loss(
-            policy, clipped_policy_loss, extra_terms=extra_terms, diagnostics=diagnostics
+            policy, clipped_policy_loss, extra_terms=divergence(kl_weight), diagnostics=diagnostics
         ),
         "tx": optax.adam(settings.learning_rate),
         "prompts_per_step": settings.prompts_per_step,
@@ -112,6 +106,20 @@ def make_grpo(
 def reference_for(kl_weight: float) -> Callable[[Params, Key], dict[str, Any]]:
     """The ``extras`` of a stage of ``make_grpo``: the policy that it begins with, where that is its reference."""
     return keep_reference if kl_weight else no_extras
+
+
+def against(kl_weight: float) -> dict[str, Any]:
+    """What ``builders.make_estimate`` needs for a KL to the policy in a stage's ``extras``; 0: nothing."""
+    return {"reference": referred} if kl_weight else {}
+
+
+def divergence(kl_weight: float) -> Callable[..., Array] | None:
+    """The ``extra_terms`` of ``builders.make_policy_loss`` for it: k3 with a gradient; 0: none."""
+
+    def terms(logp, entropy, batch):
+        return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
+
+    return terms if kl_weight else None
 
 
 def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: Any = None, **weights: Any) -> Array:
