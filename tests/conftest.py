@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -142,6 +143,22 @@ def pytest_collection_finish(session):
     gc.freeze()
     gc.set_threshold(10_000, 10, 20)
     gc.enable()
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Writes a module of the user's beside the test; the worker forgets it when the test ends."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    written = []
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        written.append(name)
+        assert name not in sys.modules, f"another test left a module {name}"
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
 
 
 def pytest_unconfigure(config):

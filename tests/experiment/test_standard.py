@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -416,15 +415,15 @@ class Named:
         (Named(data="chain", model="folder", reward="x" * 5000), "folder/part.arrow"),
     ],
 )
-def test_seeds_of_an_arm_on_the_host_are_of_the_rows_and_rewards_that_they_saw(settings, file, tmp_path, monkeypatch):
+def test_seeds_of_an_arm_on_the_host_are_of_the_rows_and_rewards_that_they_saw(
+    settings, file, tmp_path, monkeypatch, own_module
+):
     """A verifier that was mended, or answers that were, must not be given the seeds of the old ones."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "folder").mkdir()
     for name in ("one.jsonl", "two.jsonl", "folder/part.arrow"):
         (tmp_path / name).write_text("{}\n")
-    (tmp_path / "own_reward_of_a_test.py").write_text("def score(answer, response):\n    return 1.0\n")
-    monkeypatch.delitem(sys.modules, "own_reward_of_a_test", raising=False)
+    own_module("own_reward_of_a_test", "def score(answer, response):\n    return 1.0\n")
     own("own_reward_of_a_test:score", "--reward")
     plan = tiny.build(tiny.Settings(on_host=True))
     before = store.identity(tiny, settings, plan, [])

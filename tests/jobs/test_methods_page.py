@@ -25,9 +25,8 @@ def test_the_page_was_read():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_is_taken(command, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def right(answer, response):\n    return 1.0\n\n\nbrief = right\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_a_command_of_the_page_is_taken(command, own_module):
+    own_module("mine", "def right(answer, response):\n    return 1.0\n\n\nbrief = right\n")
     name, *words = shlex.split(command)
     if name == "train":
         found = settings.parse(words)

@@ -561,9 +561,8 @@ hosts.connect("{address},1,0")
         ("rate = 1 / 0\n", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_module_that_cannot_be_read_is_one_line(text, said, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "mine_unread.py").write_text(text)
+def test_a_module_that_cannot_be_read_is_one_line(text, said, own_module):
+    own_module("mine_unread", text)
     with pytest.raises(UserError, match=f"--loss mine_unread:loss: {said}"):
         check(of(loss="mine_unread:loss"))
 
@@ -600,10 +599,9 @@ def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
     check(of(microbatches=64))  # nothing compares the members of a group
 
 
-def test_a_run_with_everything_changed(tmp_path, monkeypatch):
+def test_a_run_with_everything_changed(tmp_path, own_module):
     """GSPO with leave-one-out, a KL, two updates a rollout and a reward of one's own; resumed with the same flags."""
-    (tmp_path / "mine.py").write_text("def reward(answer, response):\n    return 1.0 if '=' in response else 0.25\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    own_module("mine", "def reward(answer, response):\n    return 1.0 if '=' in response else 0.25\n")
     words = [
         "--data", "chain", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8", "--train-problems",
         "32", "--eval-problems", "8", "--eval-samples", "2", "--steps", "2", "--out", str(tmp_path / "run"), "--loss",
@@ -704,12 +702,10 @@ def test_gdpo_takes_the_rewards_apart_and_a_penalty_as_one_more():
         method.check_computed(dataclasses.replace(settings, filter_groups=True))
 
 
-def test_the_rewards_of_the_page_see_the_whole_row(tmp_path, monkeypatch):
+def test_the_rewards_of_the_page_see_the_whole_row(tmp_path, own_module):
     """docs/own-reward.md: the code that stands there, on rows with a column of their own."""
     page = (pathlib.Path(__file__).parents[2] / "docs" / "own-reward.md").read_text()
-    (tmp_path / "mine.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    own_module("mine", page.partition("```python\n")[2].partition("```")[0])
     rows = [{"prompt": f"{k}+1=", "answer": str(k + 1), "style": "brief" if k % 2 else "any"} for k in range(64)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = opened(of(data=str(tmp_path / "rows.jsonl"), reward=("mine:right", "mine:brief"), eval_problems=4,
