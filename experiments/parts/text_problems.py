@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from experiments.parts import strings, text_rows
-from jaxrl_llm.data import formats
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.run import parts
 from jaxrl_llm.verifiers import answers
@@ -74,7 +73,7 @@ def solved(settings: Any) -> list[Solved]:
 
 def verifier_of(settings: Any) -> Verifier:
     """How answers are judged."""
-    return parts.VERIFIERS[settings.verifier or formats.FORMATS[settings.format].verifier]
+    return parts.verifier_of(settings.format, settings.verifier)
 
 
 @lru_cache(maxsize=2)

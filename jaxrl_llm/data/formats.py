@@ -22,7 +22,7 @@ BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
 
 
 class Format(NamedTuple):
-    """``columns`` a row must have, how they become a problem, and the verifier of its answers.
+    """``columns`` a row must have, how they become a problem, and the verifier of its answers; "": it has none.
 
     ``make`` finds one more column, ``folder``: where the source lies.
     """
@@ -93,17 +93,30 @@ def _messages(value: list[Any], name: str) -> list[dict[str, Any]]:
     return value
 
 
+def _prompt(found: Any) -> str | list[dict[str, Any]]:
+    if isinstance(found, list):
+        return _messages(found, "prompt")
+    if not isinstance(found, str):
+        raise ValueError(f"prompt {found!r} is neither text nor a list of messages")
+    return found
+
+
+def prompts(columns: dict[str, Any]) -> Problem:
+    """``prompt`` (text, or a list of messages) alone: a reward of one's own, or a reward model, judges responses.
+
+    >>> prompts({"prompt": "Tell me a story.", "style": "brief"}).answer
+    {'value': ''}
+    """
+    return _problem(_no_blank(_prompt(columns["prompt"]), "prompt"), "")
+
+
 def plain(columns: dict[str, Any]) -> Problem:
     """``prompt`` (text, or a list of messages) and ``answer``; optional ``level`` and worked ``solution``.
 
     Raises:
       ValueError: for a prompt that is neither text nor messages, an empty answer, or a level that is no whole number.
     """
-    prompt = columns["prompt"]
-    if isinstance(prompt, list):
-        prompt = _messages(prompt, "prompt")
-    elif not isinstance(prompt, str):
-        raise ValueError(f"prompt {prompt!r} is neither text nor a list of messages")
+    prompt = _prompt(columns["prompt"])
     try:
         level = int(columns.get("level") or 0)
     except (TypeError, ValueError) as error:
@@ -322,6 +335,7 @@ def calls(columns: dict[str, Any]) -> Problem:
 
 FORMATS = {
     "plain": Format(("prompt", "answer"), plain, "any"),
+    "prompts": Format(("prompt",), prompts, ""),
     "gsm8k": Format(("question", "answer"), gsm8k, "number"),
     "math": Format(("problem", "solution"), math, "math"),
     "aime": Format(("problem", "answer"), aime, "number"),

@@ -27,6 +27,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError, from_callbacks
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
+from jaxrl_llm.jobs import rated
 from jaxrl_llm.models.decoder import as_used
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
@@ -255,8 +256,12 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
     """The one arm: ``steps`` of the method of the flags, measured on the held-out problems."""
     settings, model, tables, mesh, _ = found
 
+    load = rated.load_named(tables.verifier, mesh=mesh, compute=settings.compute, attention=settings.attention)
+
     def scorer(problems: list[Problem], verifier: Verifier) -> host.Scorer:
-        return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
+        judges = pool if parts.needs_pool(verifier) else None
+        rate = rated.make_rate(load, model.tokenizer, problems, chat=settings.chat)
+        return parts.make_scorer(model.tokenizer, problems, verifier, judges, rate)
 
     def copied(params: Params) -> Params:
         """As a reference needs it, which never trains; of an adapter the base is that of the policy."""

@@ -62,7 +62,8 @@ class Settings(DrawnSettings):
 
     loss: str = "dpo_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
     loss_args: tuple[str, ...] = ()  # its settings, for example beta=0.05
-    # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier; of several the sum
+    # in place of the verifier: MODULE:FUNCTION of (answer, response) to a number or a Verdict, or the folder of a
+    # reward model; of several the sum
     reward: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     judge: str = ""  # MODULE:FUNCTION of (answer, response) to a score: the second opinion of vrpo_loss

@@ -5,7 +5,8 @@ Run: jaxrl ppo --model DIR --data FILE.jsonl [--gae length_adaptive_gae_advantag
 The critic is a head on the policy's own hidden states (``train.methods.actor_critic``): one number a state, by the
 clipped or, ``--value-loss squared_value_loss``, the plain squared error; or a distribution over bins, by
 ``--value-loss categorical_value_loss --value-args low=0 high=1``. ``--critic-warmup N`` trains it alone first, on the
-responses of the policy as it begins. Left out of VAPO is its imitation of right responses.
+responses of the policy as it begins. ``--kl-weight`` takes the KL to the loaded model off the reward of every token.
+Left out of VAPO is its imitation of right responses.
 """
 
 import dataclasses
@@ -21,10 +22,17 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
-from jaxrl_llm.run import named
+from jaxrl_llm.run import flags, lora_state, named
 from jaxrl_llm.run.method import LOSS, adamw, looks_at_all
-from jaxrl_llm.train.methods.actor_critic import Read, make_actor_critic_loss, make_critic_loss, make_value_estimate
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.methods.actor_critic import (
+    Read,
+    make_actor_critic_loss,
+    make_critic_loss,
+    make_value_estimate,
+    reference_kl,
+)
+from jaxrl_llm.train.plan import Plan, Stage, keep_reference, reference_of
+from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import TokenTerms
 
 GAE = ("rewards", "values", "bootstrap", "mask")
@@ -45,9 +53,11 @@ class Settings(DrawnSettings):
     value_bins: int = 51  # outputs of a critic whose loss takes logits: its bins between low and high
     critic_warmup: int = 0  # steps before those of --steps in which the critic learns alone, of undiscounted returns
     critic_learning_rate: float = 1e-5  # of its warm-up
-    # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier; of several the sum
+    # in place of the verifier: MODULE:FUNCTION of (answer, response) to a number or a Verdict, or the folder of a
+    # reward model; of several the sum
     reward: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
+    kl_weight: float = 0.0  # of the KL to the model as it was loaded, in the reward of every token; 0: no reference
     inner_epochs: int = 1  # updates on every rollout
     learning_rate: float = 1e-6
     group_size: int = 4
@@ -114,15 +124,26 @@ def build(settings: Settings) -> Plan:
     if settings.critic_warmup < 0 or settings.critic_learning_rate <= 0:
         raise UserError(f"--critic-warmup {settings.critic_warmup} must not be negative, and --critic-learning-rate "
                         f"{settings.critic_learning_rate} positive")  # fmt: skip
+    flags.check_amount("kl_weight", settings.kl_weight)
     worth, read = value_loss(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
-    policy, heat = found.model.policy, settings.temperature
+    policy, heat, part = found.model.policy, settings.temperature, lora_state.PART if settings.lora else ""
+
+    def reference(params, extras):
+        return reference_of(params["model"], extras, part)
+
+    def extras(params, key):
+        return keep_reference(trained_part(params["model"], part), key) if settings.kl_weight else {}
+
+    over = {"temperature": heat, "read": read}
+    over |= {"reference": reference, "kl_weight": settings.kl_weight} if settings.kl_weight else {}
     slots = {"actor": recipes.model_of, "updates_per_rollout": settings.inner_epochs,
              "max_grad_norm": settings.max_grad_norm or None}  # fmt: skip
+    slots |= {"figures": reference_kl} if settings.kl_weight else {}
     online = recipes.make_online(
         settings,
         found,
-        estimate=make_value_estimate(policy, gae=values_of, temperature=heat, read=read),
+        estimate=make_value_estimate(policy, gae=values_of, **over),
         loss=make_actor_critic_loss(
             policy, token_loss=loss, value_loss=worth, value_weight=settings.value_weight, temperature=heat, read=read
         ),
@@ -130,18 +151,18 @@ def build(settings: Settings) -> Plan:
         **slots,
         whole_batch="its loss looks at all tokens of a step" if looks_at_all(loss, LOSS) else "",
     )
-    plan = recipes.one_stage(settings, found, online)._replace(on_host=True)
+    plan = recipes.one_stage(settings, found, online, extras=extras)._replace(on_host=True)
     if settings.critic_warmup:
         alone = recipes.make_online(
             settings,
             found,
-            estimate=make_value_estimate(policy, lam=1.0, temperature=heat, read=read),
+            estimate=make_value_estimate(policy, lam=1.0, **over),
             loss=make_critic_loss(policy, value_loss=worth, read=read),
             tx=optax.adam(settings.critic_learning_rate),
             trained="value",
             **slots,
         )
-        plan = plan._replace(stages=(Stage(alone, settings.critic_warmup), *plan.stages))
+        plan = plan._replace(stages=(Stage(alone, settings.critic_warmup, extras), *plan.stages))
     return recipes.with_heads(found, plan if measure is None else plan._replace(measure=measure),
                               value=1 if read is None else settings.value_bins)  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What jobs that draw responses share: settings, and rewards of one's own by ``--reward MODULE:FUNCTION``."""
+"""What jobs that draw responses share: settings, and rewards by ``--reward``: functions of one's own, reward models."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,11 +8,13 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array
 
+from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import all_known
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.jobs import rated
 from jaxrl_llm.run import bench, options, parts
-from jaxrl_llm.run.method import own_rewards
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.run.method import check_judged, own_rewards
+from jaxrl_llm.types import Key, Params, Rewards
 from jaxrl_llm.verifiers.verdict import Verifier
 
 
@@ -38,20 +40,35 @@ EMBEDDED = {  # of the bundled model
 
 
 def judged(settings: Any, found: bench.Bench, verifier: Verifier) -> tuple[Callable, Callable, Callable]:
-    """Scorers of training rows and of held-out ones, and of training rows in the middle of a compiled program."""
-    pool, tokenizer = parts.make_pool(verifier), found.model.tokenizer
+    """Scorers of training rows and of held-out ones, and of training rows in the middle of a compiled program.
+
+    That last one knows no reward model.
+    """
+    pool, model = parts.make_pool(verifier), found.model
+    tokenizer = model.tokenizer
     sets = [[all_known(problem) for problem in split] for split in bench.problem_sets(settings)[:2]]
-    scorers = [parts.make_scorer(tokenizer, rows, verifier=verifier, pool=pool) for rows in sets]
+    load = rated.load_named(verifier, mesh=model.mesh, compute=settings.compute, attention=settings.attention)
+    rates = [rated.make_rate(load, tokenizer, rows, chat=settings.chat) for rows in sets]
+    scorers = [
+        parts.make_scorer(tokenizer, rows, verifier=verifier, pool=pool, rate=rate)
+        for rows, rate in zip(sets, rates, strict=True)
+    ]
     return *scorers, parts.make_callback(tokenizer, sets[0], verifier=verifier, pool=pool, mesh=found.model.mesh)
+
+
+def mean_reward(responses: Any, rewards: Rewards) -> dict[str, Array]:
+    """What a measurement adds where no response is right or wrong."""
+    return {"eval/reward": reduce.scalars(rewards.value, rewards.valid)}
 
 
 def with_reward(
     settings: Any, found: bench.Bench
 ) -> tuple[bench.Bench, Callable[[Params, Key], dict[str, Array]] | None]:
     """The bench judged by ``--reward``, and its measurement; without the flag the bench as it is, and None."""
+    check_judged(settings)
     if (verifier := own_rewards(settings)) is None:
         return found, None
     train, heldout, _ = judged(settings, found, verifier)
     found, samples = found._replace(score=None, host_score=train, heldout_score=heldout), settings.eval_samples
     rollout = jax.jit(recipes.rollout_of(settings, found, group_size=samples, measured=True))
-    return found, partial(recipes.measure_on_host, rollout, found.heldout, heldout, samples)
+    return found, partial(recipes.measure_on_host, rollout, found.heldout, heldout, samples, more=mean_reward)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
+from jaxrl_llm.metrics.intervals import Interval, mean_interval, pass_at_k, score_interval
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 
@@ -27,13 +27,14 @@ class Evaluation(NamedTuple):
     value: np.ndarray
     first: list[np.ndarray]  # token rows of the first sample of the first problems
     by_level: dict[int, Interval]  # pass@1 of the problems of each level
+    reward: Interval  # mean reward, which a reward model gives and no share of right responses says
 
 
 def figures(found: Evaluation) -> dict[str, float]:
     """An evaluation while training as figures of its step, by name."""
     shown = {"eval/pass@1": found.pass_at_1, f"eval/pass@{found.k}": found.pass_at_k}
     ends = {f"{name}/{side}": getattr(x, side) for name, x in shown.items() for side in ("low", "high")}
-    means = {name: x.mean for name, x in shown.items()}
+    means = {name: x.mean for name, x in (shown | {"eval/reward": found.reward}).items()}
     rest = {"eval/mean_tokens": found.mean_tokens, "eval/truncated": found.truncated, "eval/invalid": found.invalid}
     return {name: float(x) for name, x in (means | ends | rest).items()}
 
@@ -61,6 +62,13 @@ def summarize(value: np.ndarray, valid: np.ndarray) -> tuple[Interval, Interval]
     if whole.any():
         at_k = score_interval(pass_at_k(right[whole], samples, samples))
     return score_interval(right[judged] / count[judged]), at_k
+
+
+def mean_rewards(value: np.ndarray, valid: np.ndarray) -> Interval:
+    """Over problems, of each the mean over its valid samples."""
+    count = valid.sum(1)
+    judged = count > 0
+    return mean_interval(np.where(valid, value, 0.0).sum(1)[judged] / count[judged])
 
 
 def levels(value: np.ndarray, valid: np.ndarray, level: np.ndarray) -> dict[int, Interval]:
@@ -129,4 +137,5 @@ def of_samples(found: dict[str, Any], problems: Problems) -> Evaluation:
         value=value,
         first=[row[row >= 0] for row in first],
         by_level=levels(value, valid, np.asarray(problems.level)),
+        reward=mean_rewards(value, valid),
     )

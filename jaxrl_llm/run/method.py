@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+import pathlib
+import types
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +20,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
-from jaxrl_llm.run import flags, named
+from jaxrl_llm.run import flags, named, parts
 from jaxrl_llm.train.methods.builders import (
     Collided,
     Diverged,
@@ -81,8 +83,9 @@ class MethodSettings:
     # responses cut at --max-new-tokens: train as they are, leave the loss, or lose reward in the last overlong_buffer
     overlong: Literal["train", "mask", "penalty"] = "train"
     overlong_buffer: int = 0  # tokens
-    # MODULE:FUNCTION of (answer, response) to a number or a Verdict, or None where it does not apply, in place of the
-    # verifier; of several the weighted sum is the reward, each is a figure, and gdpo_advantages normalises them apart
+    # in place of the verifier: MODULE:FUNCTION of (answer, response) to a number or a Verdict, or None where it does
+    # not apply, or the folder of a reward model (of jaxrl reward-model, or a sequence classifier); of several the
+    # weighted sum is the reward, each is a figure, and gdpo_advantages normalises them apart
     reward: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     schedule: Literal["cosine", "linear", "constant"] = "cosine"  # of the learning rate, behind the warm-up
@@ -124,6 +127,7 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         make(settings)
     check_kinds(settings)
     check_drawn(settings)
+    check_judged(settings)
     own_rewards(settings)
 
 
@@ -819,7 +823,8 @@ def own_reward(name: str, flag: str = "--reward") -> Verifier:
       UserError: where there is no such function.
     """
     if ":" not in name:
-        raise UserError(f"{flag} {name} is no MODULE:FUNCTION; a verifier by name is --verifier")
+        folder = " and no folder of a reward model" if flag == "--reward" else ""
+        raise UserError(f"{flag} {name} is no MODULE:FUNCTION{folder}; a verifier by name is --verifier")
     function = named.find(losses, name, flag)
 
     def judged(answer: Any, response: str) -> Verdict | None:
@@ -834,15 +839,20 @@ def own_reward(name: str, flag: str = "--reward") -> Verifier:
     return verify
 
 
+def is_model(reward: str) -> bool:
+    """Whether a reward of ``--reward`` is the folder of a reward model."""
+    return ":" not in reward and pathlib.Path(reward).is_dir()
+
+
 def reward_names(rewards: Sequence[str]) -> tuple[str, ...]:
-    """What figures call the functions of ``--reward``: their names, or all of ``MODULE:FUNCTION``.
+    """What figures call the rewards of ``--reward``: a function's name, a folder's last part, or all that is given.
 
     That is where two are equal, or one is the name of another figure (``reward/mean``).
 
     >>> reward_names(["mine:right", "mine:short"]), reward_names(["mine:score", "yours:score"])
     (('right', 'short'), ('mine:score', 'yours:score'))
     """
-    short = tuple(name.rpartition(":")[2] for name in rewards)
+    short = tuple(pathlib.PurePath(name.rpartition(":")[2]).name for name in rewards)
     alone = len(set(short)) == len(short) and not {"mean", "valid_fraction"} & set(short)
     return short if alone else tuple(rewards)
 
@@ -851,29 +861,47 @@ def _weights(settings: Any) -> tuple[float, ...]:
     return settings.reward_weights or (1.0,) * len(settings.reward)
 
 
+def _rated(name: str, reward: float) -> Verdict:
+    unread = math.isnan(reward)
+    return Verdict(0.0, False, f"{name}: beyond the context of the model") if unread else Verdict(reward, True, name)
+
+
+def check_judged(settings: Any) -> None:
+    """Raises UserError for rows without answers where nothing else judges."""
+    if "prompts" in (getattr(settings, name, "") for name in ("format", "eval_format")) and not settings.reward:
+        raise UserError(parts.NO_ANSWERS)
+
+
 def own_rewards(settings: Any) -> Verifier | None:
-    """The verifier of ``--reward``: of several functions their sum by ``--reward-weights``; None without one.
+    """The verifier of ``--reward``: of several rewards their sum by ``--reward-weights``; None without one.
 
     A verdict on several is valid where at least one applies and none that does is invalid. The verifier's ``parts`` are
-    their names, its ``each`` gives ``(verdict, values)``, NaN where one does not apply.
+    their names, its ``each`` gives ``(verdict, values)``, NaN where one does not apply; its ``models`` are the folders
+    among them, whose rewards ``each`` takes by name, NaN where a model could not read a response.
 
     Raises:
-      UserError: for a function that is not there, one that is named twice, or other weights than functions.
+      UserError: for a function that is not there, one that is named twice, or other weights than rewards.
     """
     names, weights = settings.reward, _weights(settings)
     if len(weights) != len(names) or (settings.reward_weights and len(names) < 2):
         raise UserError(f"--reward-weights {' '.join(f'{x:g}' for x in settings.reward_weights)}: {len(weights)} for "
-                        f"{len(names)} functions of --reward; give a weight for each of several")  # fmt: skip
+                        f"{len(names)} rewards of --reward; give a weight for each of several")  # fmt: skip
     if not all(math.isfinite(x) for x in weights):
         raise UserError(f"--reward-weights {' '.join(map(str, weights))}: a weight is a finite number")
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"--reward {' '.join(sorted(twice))} stands twice; give it a weight instead")
-    judges = [own_reward(name) for name in names]
-    if len(judges) < 2:
+    models = tuple(name for name in names if is_model(name))
+    judges = [None if name in models else own_reward(name) for name in names]
+    if len(judges) < 2 and not models:
         return judges[0] if judges else None
 
-    def each(answer: Any, response: str) -> tuple[Verdict, tuple[float, ...]]:
-        found = [judge.judged(answer, response) for judge in judges]
+    def each(
+        answer: Any, response: str, rated: Mapping[str, float] = types.MappingProxyType({})
+    ) -> tuple[Verdict, tuple[float, ...]]:  # fmt: skip
+        found = [
+            _rated(name, rated[name]) if judge is None else judge.judged(answer, response)
+            for name, judge in zip(names, judges, strict=True)
+        ]
         applies = [one is not None for one in found]
         several = tuple(one.value if one is not None and one.valid else math.nan for one in found)
         failed = [
@@ -891,5 +919,6 @@ def own_rewards(settings: Any) -> Verifier | None:
 
     verify.each = each
     verify.parts = reward_names(names)
+    verify.models = models
     verify.__qualname__ = " + ".join(names)  # which an error says
     return verify

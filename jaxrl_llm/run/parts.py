@@ -57,7 +57,7 @@ from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers, code, gym, math, overlap, sql
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.pool import VerifierPool
-from jaxrl_llm.verifiers.verdict import Verifier
+from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 ModelName = Annotated[
     str, tyro.conf.arg(help=f"tiny, nano, nano_1, or a Hugging Face folder with model_type {', '.join(FAMILIES)}")
@@ -66,7 +66,19 @@ SHOWN_BAD_ROWS = 10
 GYM = "reasoning_gym:"
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
-    "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
+    "plain",
+    "prompts",
+    "gsm8k",
+    "math",
+    "aime",
+    "countdown",
+    "humaneval",
+    "mbpp",
+    "spider",
+    "bird",
+    "hotpotqa",
+    "nq",
+    "calls",
 ]
 EvalFormat = Literal["", Format]
 VerifierName = Literal[
@@ -87,6 +99,25 @@ VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
     "deep_research": overlap.verify_deep_research,
     "calls": calls.verify,
 }
+NO_ANSWERS = (
+    "--format prompts: the rows have no answers to judge by: give --reward MODULE:FUNCTION, or the folder of a reward "
+    "model (train, ppo, online-dpo), or rows with answers"
+)
+
+
+def verify_nothing(answer: dict[str, Any], response: str) -> Verdict:
+    """What judges rows without answers where no reward was given: nothing can.
+
+    Raises:
+      UserError: always.
+    """
+    raise UserError(NO_ANSWERS)
+
+
+def verifier_of(layout: str, name: str = "") -> Verifier:
+    """What compares the answers of rows: the verifier of that name, else that of the layout."""
+    chosen = name or formats.FORMATS[layout].verifier
+    return VERIFIERS[chosen] if chosen else verify_nothing
 
 
 class Model(NamedTuple):
@@ -153,6 +184,8 @@ def load_model(
     remat: bool = False,
     attention: str = "xla",
     frozen: bool = False,
+    judges: bool = False,
+    flag: str = "--model",
 ) -> Model:
     """Loads a bundled model, a Hugging Face folder, or that of an adapter in PEFT's format, merged into its base.
 
@@ -163,6 +196,8 @@ def load_model(
       attention: as in ``models.kernels.attention_kernels.make_attend``.
       frozen: its weights never train, or without float32 masters: they are kept as ``models.io.weights.as_computed``
         says, an adapter merged into them as well.
+      judges: as in ``models.io.weights.pretrained``.
+      flag: that names it.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
@@ -180,18 +215,19 @@ def load_model(
             # on a mesh its weights go straight to their devices
             shardings=None if mesh is None else partial(rules.shardings, mesh=mesh),
             frozen=frozen and not merged,  # a sum in float32 is rounded once
+            judges=judges,
         )
         if merged:
             params = _merged(params, *lora.load(given, config), config, compute_dtype if frozen else jnp.float32)
     except UserError:
         raise
     except (ValueError, OSError, KeyError) as error:
-        raise UserError(f"--model {name}: {error}") from error
+        raise UserError(f"{flag} {name}: {error}") from error
     if broken := checkpoint.not_finite(params):
-        raise UserError(f"--model {name}: {broken} holds values that are no finite numbers; get the weights again")
+        raise UserError(f"{flag} {name}: {broken} holds values that are no finite numbers; get the weights again")
     if tokenizer.vocab_size > config.padded_vocab_size:
         raise UserError(
-            f"--model {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
+            f"{flag} {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
             f"{config.padded_vocab_size}; put the tokenizer of this model into its folder"
         )
     return Model(folder, policy, params, config, tokenizer, mesh, merged)
@@ -260,7 +296,7 @@ def load_problems(
         return rows, held if evaluated is None else list(evaluated), VERIFIERS[verifier] if verifier else gym.verify
     else:
         found = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
-        verify = VERIFIERS[verifier or formats.FORMATS[layout].verifier]
+        verify = verifier_of(layout, verifier)
         if evaluated is not None:
             return apart_from(found, evaluated, data), list(evaluated), verify
         rows, held = problem_tables.hash_split(found, lambda row: row.identity, data, give="distinct prompts")
@@ -337,7 +373,7 @@ def load_evaluated(
     rows = problem_tables.once(rows)
     if len(rows) > most:
         warnings.warn(f"--eval-problems {most}: so many of {len(rows)} rows of {data} are measured on", stacklevel=2)
-    return problem_tables.evenly(rows, most), VERIFIERS[verifier or formats.FORMATS[layout].verifier]
+    return problem_tables.evenly(rows, most), verifier_of(layout, verifier)
 
 
 def read_rows(data: str, *, layout: str, bad_rows: int, chat: bool = True) -> list[Problem]:
@@ -525,19 +561,23 @@ def pool_timeout_s(verifier: Verifier) -> float:
 
 def make_judge(
     tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
-) -> Callable[[Trajectories], Rewards]:
+) -> Callable[..., Rewards]:
     """Decodes each response of trajectories of NumPy arrays and asks the verifier: ``Rewards`` of NumPy arrays.
+
+    The judge takes what reward models said of the rows as its second argument, where the verifier is of some.
 
     Args:
       pool: processes that judge; None: this one does.
     """
+    models = models_of(verifier)
 
-    def judge(rows):
+    def judge(rows, rated=None):
         texts = responses(tokenizer, rows)
         given = [problems[i].answer for i in rows.problem_ids]
         each = None
         if names := parts_of(verifier):
-            verdicts, each = zip(*map(verifier.each, given, texts), strict=True) if texts else ((), ())
+            known = [{name: float(rated[name][k]) for name in models} for k in range(len(texts))]
+            verdicts, each = zip(*map(verifier.each, given, texts, known), strict=True) if texts else ((), ())
         elif pool is None:
             verdicts = [verifier(answer, text) for answer, text in zip(given, texts, strict=True)]
         else:
@@ -556,20 +596,33 @@ def parts_of(verifier: Verifier) -> tuple[str, ...]:
     return getattr(verifier, "parts", ())
 
 
+def models_of(verifier: Verifier) -> tuple[str, ...]:
+    """The folders of reward models whose rewards a verifier adds up, see ``jobs.rated``."""
+    return getattr(verifier, "models", ())
+
+
 def make_scorer(
-    tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
+    tokenizer: Tokenizer,
+    problems: Sequence[Problem],
+    verifier: Verifier,
+    pool: VerifierPool | None = None,
+    rate: Callable[[Trajectories], dict[str, np.ndarray]] | None = None,
 ) -> Callable[[Trajectories], Rewards]:
     """Host scorer: ``make_judge`` for what a rollout returned; of several hosts each judges its share of the rows.
 
     It raises UserError for a reward that is valid and not finite.
+
+    Args:
+      rate: what reward models say of all rows, on the devices of all hosts together.
     """
     judge = make_judge(tokenizer, problems, verifier, pool)
 
     def score(trajectories):
         rows = hosts.gathered(trajectories)
+        rated = {} if rate is None else rate(rows)
 
         def share(part: slice) -> Rewards:
-            return judge(jax.tree.map(lambda x: x[part], rows))
+            return judge(*jax.tree.map(lambda x: x[part], (rows, rated)))
 
         rewards = jax.tree.map(jnp.asarray, hosts.split_work(len(rows.tokens), share))
         check_rewards(rewards, rows.problem_ids, name_of(verifier))  # on every host alike

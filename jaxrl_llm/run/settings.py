@@ -230,6 +230,7 @@ def located(settings: Settings) -> Settings:
         settings,
         model=str(model.resolve()) if model.is_dir() else settings.model,
         data=sources.located(settings.data) if settings.data not in parts.TASKS else settings.data,
+        reward=tuple(str(pathlib.Path(x).resolve()) if method.is_model(x) else x for x in settings.reward),
         eval_data=sources.located(settings.eval_data) if settings.eval_data not in parts.TASKS else settings.eval_data,
     )
 

@@ -15,6 +15,7 @@ from jaxrl_llm.jobs import ppo
 from jaxrl_llm.models import heads
 from jaxrl_llm.run import options
 from jaxrl_llm.train.methods import actor_critic
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 
@@ -31,6 +32,7 @@ def run(out, *words):
         *(pytest.param(words, marks=pytest.mark.slow) for words in (
             ("--gae", "n_step_returns", "--gae-args", "steps=4"), ("--loss", "gspo_loss"),
             ("--gae", "lambda_returns", "--reward", "tests.jobs.test_online_dpo:even"), ("--lora", "2"),
+            ("--kl-weight", "0.1", "--lora", "2"),
             ("--value-loss", "squared_value_loss"), ("--critic-warmup", "2", "--inner-epochs", "2"),
             ("--value-loss", "categorical_value_loss", "--value-args", "low=0", "high=1", "targets=hl_gauss",
              "--value-bins", "7"),
@@ -53,6 +55,7 @@ def test_two_steps(words, tmp_path):
         (["--inner-epochs", "0"], "--inner-epochs 0 must be at least 1"),
         (["--value-loss", "categorical_value_loss"], "needs --value-args low=... high=..."),
         (["--value-loss", "categorical_value_loss", "--value-args", "low=1", "high=0"], "low the smaller"),
+        (["--kl-weight", "-0.1"], "--kl-weight -0.1 must not be negative"),
         (["--critic-warmup", "-1"], "--critic-warmup -1 must not be negative"),
         (["--critic-learning-rate", "0"], "--critic-learning-rate 0.0 positive"),
         (["--value-loss", "reinforce_loss"], "takes logp, advantages, which this command has not"),
@@ -97,6 +100,35 @@ def test_advantages_are_those_that_were_named():
     np.testing.assert_array_equal(batch.extras["returns"], targets)
     plain = actor_critic.make_value_estimate(model.policy)(params, {}, rows, rewards)
     assert np.any(np.asarray(plain.advantages) != np.asarray(batch.advantages))
+
+
+def test_a_kl_to_the_start_is_taken_off_every_reward():
+    """Returns of a policy that left its reference, by a loop in float64; at the reference nothing is taken off."""
+    model = options.open_model(ppo.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(0), (2, 6), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), tokens.shape)
+    mask, ids = (column >= 2) & (column < jnp.asarray([[6], [5]])), jnp.arange(2, dtype=jnp.int32)
+    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    rewards = Rewards(jnp.asarray([1.0, 0.25]), jnp.ones(2, bool))
+    params = {"model": model.params, "value": heads.init_head(model.config.hidden_size, jax.random.key(1))}
+    logp, _ = score_tokens(model.policy, model.params, rows)
+    for sampled, weight in ((rows.sampler_logp, 0.5), (jnp.where(mask, logp, 0.0), 0.5)):
+        own = rows._replace(sampler_logp=sampled)
+        estimate = actor_critic.make_value_estimate(
+            model.policy, lam=1.0, reference=lambda params, extras: extras["start"], kl_weight=weight
+        )
+        batch = estimate(params, {"start": model.params}, own, rewards)
+        want = np.zeros((2, 6))
+        for row, last in ((0, 6), (1, 5)):
+            still = float(rewards.value[row])
+            for t in range(last - 1, 1, -1):
+                still -= weight * (float(sampled[row, t]) - float(logp[row, t]))
+                want[row, t] = still
+        np.testing.assert_allclose(batch.extras["returns"], want, rtol=0, atol=close.bound(16, 8.0))
+        np.testing.assert_array_equal(batch.ref_logp, logp)
+        figure = actor_critic.reference_kl(batch, {})["policy/kl/ref"]
+        assert figure == 0.0, "the policy before the updates is its reference here"
+    assert np.asarray(batch.extras["returns"])[np.asarray(mask)].tolist() == [1.0] * 4 + [0.25] * 3
 
 
 def test_the_critic_learns_by_the_loss_that_was_named():

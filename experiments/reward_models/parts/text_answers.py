@@ -22,7 +22,6 @@ from experiments.parts.text_problems import with_answer
 from experiments.reward_models.parts import free_answers
 from experiments.reward_models.parts.answer_judges import Log
 from experiments.reward_models.parts.free_answers import FreeBench
-from jaxrl_llm.data import formats
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
@@ -92,9 +91,7 @@ def in_answers(
 def _free(identity: tuple, rate: float) -> FreeBench:
     settings = OnlineSettings(**dict(identity))
     found, problems = recipes.bench(settings), recipes.solved_problems(settings)
-    tokenizer, verify = found.model.tokenizer, parts.VERIFIERS[
-        settings.verifier or formats.FORMATS[settings.format].verifier
-    ]  # fmt: skip
+    tokenizer, verify = found.model.tokenizer, parts.verifier_of(settings.format, settings.verifier)
     given = [answer_of(with_answer(p.solution, p.answer)) for p in problems]
     if not all(given):
         raise UserError(f"--data {settings.data}: {sum(not x for x in given)} of {len(given)} worked solutions mark no "

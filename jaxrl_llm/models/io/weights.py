@@ -1,6 +1,7 @@
 """Weights in Hugging Face layout: safetensors in and out, no PyTorch."""
 
 import collections
+import dataclasses
 import importlib.resources
 import json
 import pathlib
@@ -22,6 +23,8 @@ from jaxrl_llm.models.io import tensor_names
 from jaxrl_llm.models.spec import ModelConfig, cast_at_use, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
+SCORE = "score.weight"  # the head of transformers' sequence classifiers
+HEADS = "heads.safetensors"  # what trained beside a model of this project
 _KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -33,13 +36,15 @@ def bundled(name: str) -> pathlib.Path:
     return path
 
 
-def _check_names(folder: pathlib.Path, config: ModelConfig, stored: dict, parts: list[tensor_names.Part]) -> None:
+def _check_names(folder: pathlib.Path, config: ModelConfig, stored: dict, parts: list[tensor_names.Part],
+                 judges: bool) -> None:  # fmt: skip
     """Every wanted tensor is there and no other one; a tied head and stored constants are let pass."""
     wanted = list(dict.fromkeys(part.tensor for part in parts))
     missing = [n for n in wanted if n not in stored]
     if missing:
         raise ValueError(f"{folder} lacks {len(missing)} tensors of the config, the first: {', '.join(missing[:3])}")
     passed = {tensor_names.layout_of(config).top["head"][0]} if config.tie_embeddings else set()
+    passed |= {SCORE} if judges else set()
     extra = sorted(n for n in set(stored) - set(wanted) - passed if not tensor_names.is_constant(n))
     if extra:
         raise ValueError(
@@ -59,13 +64,15 @@ def _check_shapes(stored: dict[str, files.Tensor], parts: list[tensor_names.Part
             raise ValueError(f"{stored[name].path.name}: {name} has shape {found}, the config wants {shape}")
 
 
-def _open(folder: pathlib.Path, config: ModelConfig) -> tuple[dict[str, files.Tensor], list[tensor_names.Part]]:
+def _open(
+    folder: pathlib.Path, config: ModelConfig, judges: bool = False
+) -> tuple[dict[str, files.Tensor], list[tensor_names.Part]]:
     """Stored tensors by their full names, checked against the config, and the parts of the tree."""
     base, parts = tensor_names.layout_of(config).base, tensor_names.parts(config)
     stored = files.tensors_of(folder)
     if not any(name.startswith(base) for name in stored):  # written from the model without its head
-        stored = {name if name.startswith("lm_head.") else base + name: x for name, x in stored.items()}
-    _check_names(folder, config, stored, parts)
+        stored = {name if name.startswith(("lm_head.", SCORE)) else base + name: x for name, x in stored.items()}
+    _check_names(folder, config, stored, parts, judges)
     _check_shapes(stored, parts)
     return stored, parts
 
@@ -102,15 +109,19 @@ class Stored(NamedTuple):
     kinds: dict[str, int]
 
 
-def check(folder: str | pathlib.Path, config: ModelConfig) -> Stored:
+def check(folder: str | pathlib.Path, config: ModelConfig, *, judges: bool = False) -> Stored:
     """Reads names, types and shapes (of a tied head the values too), no more.
+
+    Args:
+      judges: as in ``pretrained``.
 
     Raises:
       ValueError: as ``load`` does.
     """
     folder = pathlib.Path(folder)
-    stored, _ = _open(folder, config)
-    _check_tied(folder, config, stored, 2**24)
+    stored, _ = _open(folder, config, judges)
+    if not judges:
+        _check_tied(folder, config, stored, 2**24)
     sizes = [int(np.prod(x.shape)) * x.dtype.itemsize for x in stored.values()]
     kinds = collections.Counter(x.dtype.name for x in stored.values())
     return Stored(len(stored), sum(sizes), len({x.path for x in stored.values()}), dict(kinds))
@@ -147,6 +158,7 @@ def load(
     *,
     dtype: Any = jnp.float32,
     place: Callable[[np.ndarray], Any] = jnp.asarray,
+    judges: bool = False,
 ) -> Params:
     """Reads the safetensors of ``folder`` into the parameter tree of ``decoder``.
 
@@ -154,14 +166,16 @@ def load(
       dtype: precision of the tree, whatever the stored one is; or a function of a leaf's path, see ``as_computed``.
       place: where a finished leaf goes: the default device, or ``np.asarray`` to keep a model that no single device can
         hold in host memory until it is sharded. ``stream`` shards while it reads.
+      judges: as in ``pretrained``.
 
     Raises:
       ValueError: naming the first missing or unused tensors, a tensor of a wrong shape, or a head that differs from
         the embedding where the config ties the two.
     """
     folder = pathlib.Path(folder)
-    stored, parts = _open(folder, config)
-    _check_tied(folder, config, stored, 2**24)
+    stored, parts = _open(folder, config, judges)
+    if not judges:
+        _check_tied(folder, config, stored, 2**24)
     leaves = {}
     for path, shape in _flat(parameter_shapes(config)).items():
         whole = np.empty(shape, np.dtype(_of_leaf(dtype, path)))
@@ -246,6 +260,7 @@ def stream(
     *,
     dtype: Any = jnp.float32,
     block_bytes: int = 2**24,
+    judges: bool = False,
 ) -> Params:
     """``load`` straight into sharded arrays: the host never holds more than one layer of one leaf, as it is stored.
 
@@ -253,13 +268,15 @@ def stream(
       shardings: a tree of ``NamedSharding`` like the parameters, see ``distributed.rules.shardings`` of
         ``jax.eval_shape`` of ``init``; on several hosts each reads all files and keeps what its own devices hold.
       block_bytes: how much is read from a file at once.
+      judges: as in ``pretrained``.
 
     Raises:
       ValueError: as ``load`` does.
     """
     folder = pathlib.Path(folder)
-    stored, parts = _open(folder, config)
-    _check_tied(folder, config, stored, block_bytes)
+    stored, parts = _open(folder, config, judges)
+    if not judges:
+        _check_tied(folder, config, stored, block_bytes)
     groups: dict[tuple[str, ...], list[tensor_names.Part]] = {}
     for part in parts:
         groups.setdefault(part.leaf, []).append(part)
@@ -325,6 +342,12 @@ def save(
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
 
 
+def config_of(folder: str | pathlib.Path, *, judges: bool = False) -> ModelConfig:
+    """The shape of a Hugging Face folder; ``judges`` as in ``pretrained``."""
+    config = model_config.read_config(folder)
+    return dataclasses.replace(config, tie_embeddings=True) if judges else config
+
+
 def pretrained(
     folder: str | pathlib.Path,
     *,
@@ -334,6 +357,7 @@ def pretrained(
     shardings: Callable[[Params], Params] | None = None,
     make: Callable[..., Policy] = make_policy,
     frozen: bool = False,
+    judges: bool = False,
 ) -> tuple[Policy, Params, ModelConfig]:
     """Policy, float32 parameters and shape of a Hugging Face folder.
 
@@ -342,11 +366,45 @@ def pretrained(
       shardings: of a tree of shapes, where each leaf goes: then the files are read by ``stream``.
       make: builds the policy, ``decoder.make_policy`` with further arguments on a mesh.
       frozen: the weights never train and are kept ``as_computed``.
+      judges: it gives hidden states to a head of its own, see ``reward_head``, and never a token: no projection to the
+        vocabulary is read.
     """
-    config = model_config.read_config(folder)
+    config = config_of(folder, judges=judges)
     dtype = as_computed(config, compute_dtype) if frozen else jnp.float32
     policy = make(config, compute_dtype=compute_dtype, remat=remat)
     if shardings is None:
-        return policy, load(folder, config, dtype=dtype, place=place), config
+        return policy, load(folder, config, dtype=dtype, place=place, judges=judges), config
     wanted = shardings(jax.eval_shape(policy.init, jax.random.key(0)))
-    return policy, stream(folder, config, wanted, dtype=dtype), config
+    return policy, stream(folder, config, wanted, dtype=dtype, judges=judges), config
+
+
+def reward_head(folder: str | pathlib.Path, width: int) -> Params:
+    """The head of ``models.heads`` that makes a reward of hidden states of ``width`` numbers.
+
+    It is that of ``jaxrl reward-model`` (``heads.safetensors``), or of a sequence classifier of transformers with one
+    output (``score.weight``).
+
+    Raises:
+      ValueError: for a folder without such a head, or one of another shape.
+    """
+    folder = pathlib.Path(folder)
+    if (folder / HEADS).is_file():
+        stored = files.header(folder / HEADS)
+        if "reward/weight" not in stored:
+            raise ValueError(f"{folder / HEADS} holds {', '.join(sorted(stored))[:80]}, no reward/weight: it is of no "
+                             "reward model")  # fmt: skip
+        weight, bias = (_whole(name, stored[name]) for name in ("reward/weight", "reward/bias"))
+    else:
+        stored = files.tensors_of(folder)
+        if SCORE not in stored:
+            raise ValueError(f"{folder} has neither {HEADS} nor {SCORE}: it is of no reward model")
+        weight = _whole(SCORE, stored[SCORE]).T
+        bias = np.zeros(weight.shape[-1:], np.float32)
+    if weight.shape != (width, 1) or bias.shape != (1,):
+        raise ValueError(f"{folder}: a reward is one number of {width}, its head has the shape {weight.shape}")
+    return {"weight": jnp.asarray(weight), "bias": jnp.asarray(bias)}
+
+
+def _whole(name: str, tensor: files.Tensor) -> np.ndarray:
+    values = files.rows(tensor, 0, tensor.shape[0] if tensor.shape else 0)
+    return files.check_finite(name, tensor, values).astype(np.float32)

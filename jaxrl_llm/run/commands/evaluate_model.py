@@ -67,10 +67,12 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
     if settings.data.startswith(parts.GYM):
         parts.check_generated(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
         return parts.gym_heldout(settings.data, most=settings.problems or 256, verifier=settings.verifier)
+    if settings.format == "prompts":
+        raise UserError(parts.NO_ANSWERS)
     found, bad = formats.read_problems(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
     for row in bad[:10]:
         print(f"{settings.data}: left out {row.where}: {row.reason}", flush=True)
-    verify = parts.VERIFIERS[settings.verifier or formats.FORMATS[settings.format].verifier]
+    verify = parts.verifier_of(settings.format, settings.verifier)
     rows = problem_tables.once(found)
     if 0 < settings.problems < len(rows):
         print(

@@ -25,6 +25,7 @@ def _as_dict(evaluation: Evaluation) -> dict[str, Any]:
         "pass@1": evaluation.pass_at_1._asdict(),
         f"pass@{evaluation.k}": evaluation.pass_at_k._asdict(),
         "pass@1_by_level": {str(level): at_1._asdict() for level, at_1 in evaluation.by_level.items()},
+        "reward": evaluation.reward._asdict(),
         "mean_tokens": evaluation.mean_tokens,
         "truncated_fraction": evaluation.truncated,
         "invalid": evaluation.invalid,
@@ -134,6 +135,8 @@ def report(
     measured = settings["eval_data"] or f"held-out {settings['data']}"
     print(f"\n{measured}, {before.pass_at_1.n} problems x {before.k} samples, 95 % intervals")
     print(f"  pass@1  before {before.pass_at_1}   after {after.pass_at_1}   gain {gain:+.3f}")
+    if settings["reward"]:
+        print(f"  reward  before {before.reward}   after {after.reward}")
     print(f"  pass@{before.k}  before {before.pass_at_k}   after {after.pass_at_k}")
     for level, new in after.by_level.items():
         print(f"    level {level}  pass@1  before {before.by_level.get(level)}   after {new}")

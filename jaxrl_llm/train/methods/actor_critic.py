@@ -14,10 +14,11 @@ from jaxtyping import Array, Float
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import returns, whiten
+from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss, squared_value_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.train.methods import packed
+from jaxrl_llm.train.methods import builders, packed
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
@@ -66,6 +67,11 @@ class Valued(NamedTuple):
     returns: Float[Array, "B T"]
 
 
+def reference_kl(batch: Batch, metrics: Metrics) -> Metrics:
+    """The ``figures`` of a stage whose batches have ``ref_logp``: k3 of the policy before the updates, ``kl/ref``."""
+    return {"policy/kl/ref": reduce.tokens(kl.k3(batch.old_logp, batch.ref_logp, batch.mask), batch.mask)}
+
+
 def make_value_estimate(
     policy: Policy,
     *,
@@ -79,6 +85,8 @@ def make_value_estimate(
     bootstrap: bool = False,
     read: Read | None = None,
     row_extras: Callable[[Params, dict[str, Any], Trajectories, Rewards], dict[str, Array]] | None = None,
+    reference: Callable[[Params, dict[str, Any]], Params] | None = None,
+    kl_weight: float = 0.0,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
     """The ``estimate`` slot of PPO: GAE over the head's values, whitened over the batch's tokens.
 
@@ -86,8 +94,7 @@ def make_value_estimate(
     verifier judges a truncated response as it judges an ended one, and an episode out of turns has failed.
 
     Args:
-      token_rewards: ``(params, extras, trajectories, rewards) -> [B, T]``, for example with a KL penalty inside;
-        default: the outcome at the last token.
+      token_rewards: ``(params, extras, trajectories, rewards) -> [B, T]``; default: the outcome at the last token.
       gae: ``(rewards, values, bootstrap, mask) -> (advantages, targets of the values)``, both [B, T], in the place of
         ``advantages.gae_advantages`` with ``gamma`` and ``lam``.
       bootstrap: where the limit is no part of the task and what a truncated response lacks would still be paid, it is
@@ -95,6 +102,9 @@ def make_value_estimate(
         keeps whatever value it has, and learning runs into the limit.
       read: as in ``score_with_values``.
       row_extras: further entries of ``Batch.extras``.
+      reference: ``(params, extras)`` to the parameters of a plain policy; ``kl_weight`` times the KL to it is taken off
+        the reward of every token (``losses.kl_in_reward``, by the log-probabilities of the sampler), and ``ref_logp``
+        is its. None: no reference.
     """
 
     def estimate(params, extras, trajectories, rewards):
@@ -106,6 +116,10 @@ def make_value_estimate(
             paid = returns.at_last_token(rewards.value, mask)
         else:
             paid = token_rewards(params, extras, trajectories, rewards)
+        other = None
+        if reference is not None:
+            other, _ = builders.score_tokens(policy, reference(params, extras), trajectories, temperature=temperature)
+            paid = kl.kl_in_reward(paid, trajectories.sampler_logp, other, trajectories.mask, coefficient=kl_weight)
         last = jnp.zeros(mask.shape[:1], jnp.float32)
         if bootstrap:
             after = heads.token_values(params[head], hidden, read)
@@ -122,7 +136,7 @@ def make_value_estimate(
             advantages=whiten.whitened_tokens(advantages, mask),
             old_logp=stop(logp),
             sampler_logp=trajectories.sampler_logp,
-            ref_logp=jnp.zeros(mask.shape, jnp.float32),
+            ref_logp=jnp.zeros(mask.shape, jnp.float32) if other is None else stop(other),
             group_ids=trajectories.group_ids,
             total=reduce.denominator(mask, mode=reduction),
             extras=packed.recorded(trajectories) | Valued(stop(values), targets)._asdict() | more,
