@@ -5,9 +5,10 @@ Claim:     one reward at the end does not teach a dialogue to find out who the u
            model's belief at each turn does. Grounded in the user's true type it cannot be had by talking the user model
            into something, which the gain of certainty can.
 Equations: r_k = R [last turn] + w r_int,k; diff_acc: g b_{k+1}(u*) - b_k(u*); diff_log_acc: of log b(u*); diff_ent: of
-           -H(b); acc: b_{k+1}(u*); ent: -H(b_{k+1}); info_gain: KL(b_{k+1} || b_k); rlhf: w = 0. GAE over turns.
+           -H(b); acc: b_{k+1}(u*); ent: -H(b_{k+1}); info_gain: KL(b_{k+1} || b_k); rlhf: w = 0. GAE over turns. At
+           scale 0.01 of the KL to the policy at the start is taken off every token's reward (--kl-weight).
            exact_ent: diff_ent with a user model that knows what a suggestion is worth.
-Left out:  the KL penalty; the conversation's quality; embedded, language models as user, user model and reward model.
+Left out:  the conversation's quality; embedded, the KL penalty, language models as user, user model and reward model.
            At scale the user model is the model as it was; lines of FILE are {"profile": TEXT, "type": TEXT}.
 Expect:    eval/success: diff_acc > rlhf, diff_log_acc > rlhf and diff_acc > diff_ent, which suggests instead of asking:
            eval/suggested diff_ent > diff_acc.
@@ -23,7 +24,7 @@ Run:       python -m experiments.agents.curio [--domain pupils]; at scale --mode
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jaxtyping import Array
@@ -39,6 +40,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import actor_critic, episode_methods
 from jaxrl_llm.train.plan import Plan, Setup, Stage, keep_reference, referred, setup_of
+from jaxrl_llm.types import Key, Params
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
@@ -49,7 +51,7 @@ ONLY = "it guesses the types of users, which an env does not have"
 
 @dataclasses.dataclass(frozen=True)
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
-    """For --data and a model of one's own, or a decoder made here; the paper does not give the weight."""
+    """For --data and a model of one's own, or a decoder made here; the paper does not give the weights."""
 
     steps: int = 200
     learning_rate: float = 1e-6
@@ -61,12 +63,13 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     base_steps: int = 300
     gamma: float = 1.0
     weight: float = 1.0
+    kl_weight: float = 0.01  # of the KL to the policy at the start, in the reward of every token; 0: no reference
     intrinsic: Callable[..., Array] = beliefs.shaped_rewards
     believe: Callable[..., tuple[Array, Array]] = dialogue.trusting  # of the embedded user model
     domain: Literal["guests", "pupils"] = "guests"  # who is talked to in the embedded world
 
 
-EMBEDDED = {"learning_rate": 1e-3}
+EMBEDDED = {"learning_rate": 1e-3, "kl_weight": 0.0}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 4}
 ARMS = {
     "rlhf": {"weight": 0.0},
@@ -103,9 +106,14 @@ def own(settings: Settings) -> Setup:
     )  # fmt: skip
 
     def believed(extras, rows, answers):
-        return user_simulator.user_beliefs(setup.tasks.policy, referred(extras)["model"], rows, answers)
+        return user_simulator.user_beliefs(setup.tasks.policy, referred(extras), rows, answers)
 
-    return setup._replace(slots=setup.slots | {"believed": believed}, extras=keep_reference)
+    return setup._replace(slots=setup.slots | {"believed": believed}, extras=start_of_model)
+
+
+def start_of_model(params: Params, key: Key) -> dict[str, Any]:
+    """The policy as it was: the user model, and what the KL is measured to."""
+    return keep_reference(params["model"], key)
 
 
 def build(settings: Settings) -> Plan:
@@ -121,11 +129,14 @@ def build(settings: Settings) -> Plan:
             curious = settings.intrinsic(before, after, answers["kind"], counted, gamma=settings.gamma)
             return multi_turn.at_ends(found.reward + settings.weight * curious, found)
 
-        estimate = actor_critic.make_value_estimate(tasks.policy, token_rewards=paid, gamma=settings.gamma)
+        estimate = actor_critic.make_value_estimate(
+            tasks.policy, token_rewards=paid, gamma=settings.gamma, **episode_methods.restrained(settings.kl_weight)
+        )
         return episode_methods.make_ppo(tasks, settings, estimate=estimate, **slots)
 
     setup = setup_of(settings, embedded, own)
-    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps, setup.extras))
+    extras = start_of_model if settings.kl_weight else setup.extras
+    return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps, extras))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

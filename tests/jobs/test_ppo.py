@@ -131,6 +131,23 @@ def test_a_kl_to_the_start_is_taken_off_every_reward():
     assert np.asarray(batch.extras["returns"])[np.asarray(mask)].tolist() == [1.0] * 4 + [0.25] * 3
 
 
+def test_a_bonus_of_entropy_is_a_part_of_the_policys_loss():
+    """Its mean over the tokens of the policy, times its weight, is what the loss has less."""
+    model = options.open_model(ppo.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(0), (2, 6), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), tokens.shape)
+    mask, ids = (column >= 2) & (column < jnp.asarray([[6], [4]])), jnp.arange(2, dtype=jnp.int32)
+    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    params = {"model": model.params, "value": heads.init_head(model.config.hidden_size, jax.random.key(1))}
+    rewards = Rewards(jnp.asarray([1.0, 0.25]), jnp.ones(2, bool))
+    batch = actor_critic.make_value_estimate(model.policy)(params, {}, rows, rewards)
+    _, entropy = score_tokens(model.policy, model.params, rows)
+    plain, bonus = (actor_critic.make_actor_critic_loss(model.policy, entropy_weight=w) for w in (0.0, 0.5))
+    less = plain(params, batch)[0] - bonus(params, batch)[0]
+    want = 0.5 * sum(float(entropy[k, t]) for k in range(2) for t in range(6) if mask[k, t]) / 6
+    close.assert_same_sums(less, want, close.forward_sums(model.config, 6), magnitude=4.0)
+
+
 def test_the_critic_learns_by_the_loss_that_was_named():
     """Its metrics are those of the loss by hand: of values, or of a distribution whose mean is the value."""
     model = options.open_model(ppo.Settings(model="nano"))

@@ -11,8 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from jaxrl_llm.models import heads  # noqa: E402
 from jaxrl_llm.models.io import weights  # noqa: E402
 from jaxrl_llm.rollout.generate import generate  # noqa: E402
+from jaxrl_llm.train.methods import supervised  # noqa: E402
 from tests import close  # noqa: E402
 from tests.models_for_tests import ALL_FAMILIES, small_config  # noqa: E402
 
@@ -171,3 +173,27 @@ def test_bundled_model_is_a_transformers_model():
     want = _theirs(model, tokens, valid)
     close.assert_same_forward(got[valid > 0], want[valid > 0], config, columns=LENGTH)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == config.vocab_size
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "phi3"])
+def test_rewards_of_a_sequence_classifier(case, tmp_path):
+    """One number at the last token of every row, whatever its length, of a folder without a vocabulary's projection."""
+    name, settings = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings, num_labels=1)
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config).float().eval()
+    with torch.no_grad():
+        model.score.weight.normal_(0.0, 1.0)
+    model.save_pretrained(tmp_path)
+    rows = [[2, 9, 4, 7, 30, 3], [5, 6, 11]]
+    with torch.no_grad():
+        want = [model(input_ids=torch.tensor([row])).logits[0, 0].item() for row in rows]
+    policy, params, ours = weights.pretrained(tmp_path, judges=True)
+    head = weights.reward_head(tmp_path, ours.hidden_size)
+    table = jax.tree.map(
+        jnp.asarray, supervised.filled_up([(row, [True] * len(row)) for row in rows], width=8, pad_id=0)
+    )
+    hidden = policy.hidden(params, table.tokens, table.positions, table.segment_ids)
+    got = heads.sequence_rewards(head, hidden, table.segment_ids)
+    sums = close.forward_sums(ours, 8) + ours.hidden_size
+    close.assert_same_sums(got, np.asarray(want), sums, magnitude=float(np.abs(np.asarray(hidden)).max()))

@@ -168,6 +168,17 @@ def make_ppo(
     return learned_from_episodes(tasks, **parts | slots)
 
 
+def restrained(kl_weight: float) -> dict[str, Any]:
+    """What ``actor_critic.make_value_estimate`` needs for a KL in the reward, see ``model_for``; 0: nothing."""
+    return {"reference": lambda params, extras: referred(extras), "kl_weight": kl_weight} if kl_weight else {}
+
+
+def model_for(kl_weight: float) -> Callable[[Params, Key], dict[str, Any]]:
+    """``reference_for`` where the policy is the ``model`` among parameters with heads."""
+    kept = reference_for(kl_weight)
+    return lambda params, key: kept(params["model"], key)
+
+
 def with_value(params: Params, key: Key) -> Params:
     """``{"model": params, "value": head that says 0}``: what trains with a critic."""
     width = jax.tree.leaves(params["final_norm"])[0].shape[0]
