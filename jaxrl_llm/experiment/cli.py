@@ -24,7 +24,7 @@ from jaxrl_llm.experiment.evidence import beds, fingerprints, records, store, ve
 from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.planning import largest_arrays
-from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
+from jaxrl_llm.run import compile_cache, flags, host_memory, hub, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
@@ -521,6 +521,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
 
     arms.check_slots(module)
+    arguments = hub.located(arguments)
     check_embedded(module, arguments)
     options, base, given = parse(tasks.with_rows(module), arguments)
     check_options(options, arguments)

@@ -31,7 +31,7 @@ from jaxrl_llm.jobs import rated
 from jaxrl_llm.models.decoder import as_used
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts
+from jaxrl_llm.run import compile_cache, evaluate, host_memory, hub, lora_state, method, parts
 from jaxrl_llm.run.options import keeps_narrow, planner_of, sampling_of
 from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress
@@ -509,7 +509,7 @@ def cli(arguments: list[str] | None = None) -> int:
     host_memory.keep_freed_pages()
     try:
         with interruptible(), from_callbacks():
-            return main(parse(sys.argv[1:] if arguments is None else arguments))
+            return main(parse(hub.located(sys.argv[1:] if arguments is None else arguments)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -69,15 +69,17 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def shape_of(model: str) -> ModelConfig:
-    """The shape of a known model (any case), of a bundled one, of a folder with a ``config.json``, or of such a file.
+    """The shape of a known model (any case, with its organisation or without), of a bundled one, of a folder or file.
+
+    A folder has a ``config.json``; a file is one.
 
     Raises:
       UserError: for an unknown name or an unreadable file.
     """
-    known = {name.lower(): raw for name, raw in KNOWN.items()}
-    if model.lower() in known:
-        return from_hf(known[model.lower()])
-    path = pathlib.Path(model)
+    known, path = {name.lower(): raw for name, raw in KNOWN.items()}, pathlib.Path(model)
+    name = model if path.exists() else model.rpartition("/")[2]
+    if name.lower() in known:
+        return from_hf(known[name.lower()])
     try:
         if path.is_dir():
             return read_config(base_of(path))

@@ -13,7 +13,7 @@ from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.run import compile_cache, flags, options, parts
+from jaxrl_llm.run import compile_cache, flags, hub, options, parts
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 
 STEP = 64  # columns of a prompt: so few programs are compiled, whatever is said
@@ -97,7 +97,7 @@ def talk(answer: Callable[[list[dict[str, str]]], str], lines: Iterable[str], sy
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     try:
-        words = sys.argv[1:] if arguments is None else arguments
+        words = hub.located(sys.argv[1:] if arguments is None else arguments)
         settings = flags.read(Settings, words, prog="jaxrl chat")
         flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
         flags.check_seed(settings.seed)

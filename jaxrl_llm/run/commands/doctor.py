@@ -26,7 +26,7 @@ from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import flags
+from jaxrl_llm.run import flags, hub
 
 TEXTS = ("The quick brown fox jumps over the lazy dog.", "  a b\n\tc", "1+2=3; x^2 >= 0", "äöü 你好 🙂")
 ANSWER = "forty-two"
@@ -244,7 +244,7 @@ def examine(folder: pathlib.Path, *, forward: bool = False) -> Findings:
 def cli(arguments: list[str] | None = None) -> int:
     """Prints the findings; the exit code."""
     try:
-        words = sys.argv[1:] if arguments is None else arguments
+        words = hub.located(sys.argv[1:] if arguments is None else arguments)
         settings = flags.read(Settings, words, prog="python -m jaxrl_llm doctor")
         folder = pathlib.Path(settings.folder)
         folder = folder if folder.is_dir() else weights.bundled(settings.folder)

@@ -21,7 +21,7 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.run import compile_cache, flags, options, parts
+from jaxrl_llm.run import compile_cache, flags, hub, options, parts
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 from jaxrl_llm.run.records import record
 from jaxrl_llm.verifiers import answers
@@ -215,7 +215,7 @@ def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     try:
-        words = sys.argv[1:] if arguments is None else arguments
+        words = hub.located(sys.argv[1:] if arguments is None else arguments)
         settings = flags.read(Settings, words, prog="jaxrl eval")
         flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
         flags.check_seed(settings.seed)
