@@ -23,8 +23,9 @@ from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, fingerprints, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.models.io import hub
 from jaxrl_llm.planning import largest_arrays
-from jaxrl_llm.run import compile_cache, flags, host_memory, hub, lora_state, quiet, stop
+from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans

@@ -27,11 +27,11 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError, from_callbacks
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
-from jaxrl_llm.jobs import rated
 from jaxrl_llm.models.decoder import as_used
+from jaxrl_llm.models.io import hub
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.run import compile_cache, evaluate, host_memory, hub, lora_state, method, parts
+from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts, rated
 from jaxrl_llm.run.options import keeps_narrow, planner_of, sampling_of
 from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress

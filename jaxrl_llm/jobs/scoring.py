@@ -11,8 +11,7 @@ from jaxtyping import Array
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import all_known
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.jobs import rated
-from jaxrl_llm.run import bench, options, parts
+from jaxrl_llm.run import bench, options, parts, rated
 from jaxrl_llm.run.method import check_judged, own_rewards
 from jaxrl_llm.types import Key, Params, Rewards
 from jaxrl_llm.verifiers.verdict import Verifier

@@ -111,6 +111,22 @@ def pass_at_k(correct, samples: int, k: int) -> np.ndarray:
     return 1.0 - failing
 
 
+def best_of_k(values, k: int) -> np.ndarray:
+    """The expected largest of ``k`` of each problem's values ``[N, n]``, drawn without putting back.
+
+    ``sum_i x_(i) C(i - 1, k - 1) / C(n, k)`` over the sorted values: of ones and zeros it is ``pass_at_k``.
+
+    >>> best_of_k([[3.0, 1.0, 2.0]], 1).tolist(), best_of_k([[3.0, 1.0, 2.0]], 2).round(4).tolist()
+    ([2.0], [2.6667])
+    """
+    ordered = np.sort(np.asarray(values, np.float64), axis=1)
+    samples = ordered.shape[1]
+    if not 1 <= k <= samples:
+        raise ValueError(f"k={k} must lie in [1, samples={samples}]")
+    chances = [math.comb(i, k - 1) / math.comb(samples, k) for i in range(samples)]
+    return ordered @ np.asarray(chances)
+
+
 def pass_hat_k(correct, samples: int, k: int):
     """Unbiased pass^k of each task, the chance that ``k`` trials all succeed: ``C(c, k) / C(n, k)``.
 

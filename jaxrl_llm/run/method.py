@@ -119,8 +119,6 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
                         "needs a buffer of tokens, and nothing else has one")  # fmt: skip
     if settings.overlong_buffer > max_new_tokens:
         raise UserError(f"--overlong-buffer {settings.overlong_buffer} exceeds --max-new-tokens {max_new_tokens}")
-    if settings.reward and (verifier := getattr(settings, "verifier", "")):
-        raise UserError(f"--reward {' '.join(settings.reward)} judges in place of --verifier {verifier}; drop one")
     if settings.weight_decay and getattr(settings, "optimiser", "adam") == "muon":
         raise UserError(f"--weight-decay {settings.weight_decay} is of --optimiser adam; drop one of them")
     for make in (policy_loss, estimator, correction, kl_terms):
@@ -867,7 +865,9 @@ def _rated(name: str, reward: float) -> Verdict:
 
 
 def check_judged(settings: Any) -> None:
-    """Raises UserError for rows without answers where nothing else judges."""
+    """Raises UserError for rows without answers where nothing else judges, and for two that would judge."""
+    if settings.reward and (verifier := getattr(settings, "verifier", "")):
+        raise UserError(f"--reward {' '.join(settings.reward)} judges in place of --verifier {verifier}; drop one")
     if "prompts" in (getattr(settings, name, "") for name in ("format", "eval_format")) and not settings.reward:
         raise UserError(parts.NO_ANSWERS)
 

@@ -101,7 +101,7 @@ VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
 }
 NO_ANSWERS = (
     "--format prompts: the rows have no answers to judge by: give --reward MODULE:FUNCTION, or the folder of a reward "
-    "model (train, ppo, online-dpo), or rows with answers"
+    "model (train, ppo, online-dpo, eval), or rows with answers"
 )
 
 
@@ -597,7 +597,7 @@ def parts_of(verifier: Verifier) -> tuple[str, ...]:
 
 
 def models_of(verifier: Verifier) -> tuple[str, ...]:
-    """The folders of reward models whose rewards a verifier adds up, see ``jobs.rated``."""
+    """The folders of reward models whose rewards a verifier adds up, see ``run.rated``."""
     return getattr(verifier, "models", ())
 
 

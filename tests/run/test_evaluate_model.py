@@ -1,6 +1,7 @@
 """``jaxrl eval`` and ``jaxrl chat``: figures with intervals, files of one's own, talks of several turns."""
 
 import io
+import itertools
 import json
 import math
 
@@ -13,6 +14,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs import rows as rows_of_jobs
 from jaxrl_llm.jobs import sft
+from jaxrl_llm.metrics.intervals import best_of_k, pass_at_k
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.commands import chat, evaluate_model
@@ -31,6 +33,33 @@ def test_figures_of_made_up_verdicts():
     assert found["pass@2"].mean == doubles((1 - 1 / 6 + 0.0 + 1.0) / 3)
     assert found["pass@4"].mean == doubles(2 / 3)
     assert found["maj@4"].mean == doubles(2 / 3)
+
+
+def test_the_best_of_some_is_the_mean_over_all_choices():
+    values = np.random.default_rng(0).normal(size=(3, 5))
+    for k in range(1, 6):
+        want = [np.mean([max(some) for some in itertools.combinations(row, k)]) for row in values]
+        assert best_of_k(values, k).tolist() == doubles(want, magnitude=4)
+    right = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert best_of_k(right, 2).tolist() == doubles(pass_at_k([2, 0], 4, 2).tolist())
+    for k in (0, 6):
+        with pytest.raises(ValueError, match=rf"k={k} must lie in \[1, samples=5\]"):
+            best_of_k(values, k)
+
+
+def test_rewards_of_responses_and_the_best_of_each_prompt():
+    value, valid = np.array([[1.0, 3.0], [-2.0, -1.0], [9.0, 9.0]]), np.ones((3, 2), bool)
+    valid[2, 0] = False
+    found = evaluate_model.rewards_of(value, valid)
+    assert (found["reward"].mean, found["best@2"].mean, found["reward"].n) == (0.25, 1.0, 2) and len(found) == 2
+    line = {"prompt": "?", "responses": ["a", "b", "c"], "value": [-1.0, 2.0, 2.0], "valid": [True] * 3,
+            "truncated": [False] * 3}  # fmt: skip
+    assert [row["label"] for row in evaluate_model.rows_of([line], best=True)] == [False, True, False]
+    cut = line | {"truncated": [False, True, False]}
+    assert [row["label"] for row in evaluate_model.rows_of([cut], best=True)] == [False, True]
+    assert evaluate_model.rows_of([line | {"responses": ["", "", ""]}], best=True) == []
+    with pytest.raises(UserError, match="no problem has a valid reward for all of its samples"):
+        evaluate_model.rewards_of(value, ~valid)
 
 
 def test_a_model_and_rows_of_ones_own(tmp_path, capsys):
@@ -92,6 +121,12 @@ def test_responses_to_imitate_are_the_right_ones(tmp_path, capsys):
     [
         (["--model", "missing"], "missing"),
         (["--samples", "0"], "--samples 0"),
+        (["--reward", "nobody"], "--reward nobody is no MODULE:FUNCTION and no folder of a reward model"),
+        (
+            ["--reward", "tests.run.test_rated:length", "--verifier", "exact"],
+            "judges in place of --verifier exact; drop one",
+        ),
+        (["--reward-weights", "2"], "1 for 0 rewards"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--top-p", "2"], "--top-p 2"),
         (["--temperature", "-1"], "--temperature -1 must be finite"),

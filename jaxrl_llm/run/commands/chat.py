@@ -12,8 +12,9 @@ import numpy as np
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.io import hub
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.run import compile_cache, flags, hub, options, parts
+from jaxrl_llm.run import compile_cache, flags, options, parts
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 
 STEP = 64  # columns of a prompt: so few programs are compiled, whatever is said

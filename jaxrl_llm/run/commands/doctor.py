@@ -25,8 +25,8 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import flags, hub
+from jaxrl_llm.models.io import hub, weights
+from jaxrl_llm.run import flags
 
 TEXTS = ("The quick brown fox jumps over the lazy dog.", "  a b\n\tc", "1+2=3; x^2 >= 0", "äöü 你好 🙂")
 ANSWER = "forty-two"

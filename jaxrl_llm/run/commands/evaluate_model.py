@@ -16,12 +16,13 @@ import numpy as np
 
 from jaxrl_llm.data import formats
 from jaxrl_llm.data import problems as problem_tables
-from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.problem import Problem, all_known
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
+from jaxrl_llm.metrics.intervals import Interval, best_of_k, mean_interval, pass_at_k, score_interval
+from jaxrl_llm.models.io import hub
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.run import compile_cache, flags, hub, options, parts
+from jaxrl_llm.run import compile_cache, flags, method, options, parts, rated
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 from jaxrl_llm.run.records import record
 from jaxrl_llm.verifiers import answers
@@ -40,14 +41,19 @@ class Settings(SamplingSettings, ModelSettings):
     format: parts.Format = "plain"  # the columns of a file; see data.formats
     verifier: parts.VerifierName = ""  # empty: that of the format
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
+    # in place of the verifier: MODULE:FUNCTION of (answer, response) to a number or a Verdict, or the folder of a
+    # reward model; of several the sum
+    reward: tuple[str, ...] = ()
+    reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     problems: int = 256  # at most; 0: all of a file
     samples: int = 4  # of every problem
     seed: int = 0
     bad_rows: int = 0
     max_new_tokens: int = 28  # of a bundled model; of a model of your own by its size, as in training
     out: str = ""  # a file for the figures and one line a problem; empty: eval.json beside the model, or none
-    # a file for the responses, a line each: prompt, completion, label (right or not) and reward, which sft and dpo read
-    # as --format unpaired; without those that are cut off, empty, or judged by nobody
+    # a file for the responses, a line each: prompt, completion, label (right or not; by a reward model: the best of its
+    # prompt or not) and reward, which sft and dpo read as --format unpaired; without those that are cut off, empty, or
+    # judged by nobody
     responses: str = ""
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
 
@@ -67,8 +73,6 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
     if settings.data.startswith(parts.GYM):
         parts.check_generated(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
         return parts.gym_heldout(settings.data, most=settings.problems or 256, verifier=settings.verifier)
-    if settings.format == "prompts":
-        raise UserError(parts.NO_ANSWERS)
     found, bad = formats.read_problems(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
     for row in bad[:10]:
         print(f"{settings.data}: left out {row.where}: {row.reason}", flush=True)
@@ -109,6 +113,19 @@ def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dic
     return found
 
 
+def rewards_of(value: np.ndarray, valid: np.ndarray) -> dict[str, Interval]:
+    """The mean reward and the best of 2, 4 ... k, each a mean over problems with its interval; ``value`` is ``[N, k]``.
+
+    Problems with a response that nobody judged are left out.
+    """
+    samples, judged = value.shape[1], valid.all(axis=1)
+    if not judged.any():
+        raise UserError("no problem has a valid reward for all of its samples; the rewards failed")
+    several = sorted({1 << n for n in range(1, samples.bit_length()) if 1 << n <= samples} | {samples})
+    found = {"reward": mean_interval(value[judged].mean(axis=1))}
+    return found | {f"best@{k}": mean_interval(best_of_k(value[judged], k)) for k in several if samples > 1}
+
+
 def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, Any]]]:
     """The figures, and a record of every problem: its prompt, responses and verdicts.
 
@@ -120,7 +137,11 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
             f"--samples {settings.samples} must be at least 1 and --problems {settings.problems} at least 0"
         )
     sampling = options.sampling_of(settings)._asdict()
+    method.check_judged(settings)
+    own = method.own_rewards(settings)
     problems, verify = asked(settings)
+    if own is not None:
+        problems, verify = [all_known(problem) for problem in problems], own
     model = options.open_model(settings, trains=False)
     table = problem_tables.encode_problems(
         model.tokenizer, problems, answers=problem_tables.no_answers, chat=settings.chat
@@ -131,6 +152,8 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
                         f"context has {model.config.max_positions}; lower it")  # fmt: skip
     rollout = jax.jit(parts.split_rows(parts.make_rollout(model, group_size=settings.samples, **sampling), model.mesh))
     lines, key, chunk = [], jax.random.key(settings.seed), min(CHUNK, len(problems))
+    load = rated.load_named(verify, mesh=model.mesh, compute=settings.compute, attention=settings.attention)
+    rate = rated.make_rate(load, model.tokenizer, problems, chat=settings.chat)
     with ExitStack() as stack:
         if pool := parts.make_pool(verify):
             stack.enter_context(pool)
@@ -141,7 +164,7 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
             keys = sample_keys(key, 0, jax.numpy.asarray(ids), settings.samples)
             rows = rollout(model.params, table.tokens[ids], table.valid[ids], keys, jax.numpy.asarray(ids))
             rows = hosts.gathered(rows)
-            judged = judge(rows)
+            judged = judge(rows, rate(rows) if rate else None)
             value, valid = (x.reshape(chunk, -1) for x in (judged.value, judged.valid))
             texts = parts.responses(model.tokenizer, rows)
             for k in range(min(chunk, len(problems) - begin)):
@@ -153,25 +176,34 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
                 })  # fmt: skip
             print(f"{len(lines)}/{len(problems)} problems", file=sys.stderr, flush=True)
     value, valid = (np.asarray([line[name] for line in lines]) for name in ("value", "valid"))
-    return figures(value, valid, [line["responses"] for line in lines]), lines
+    if parts.models_of(verify):
+        return rewards_of(value, valid), lines
+    found = figures(value, valid, [line["responses"] for line in lines])
+    return found | (rewards_of(value, valid) if settings.reward else {}), lines
 
 
-def rows_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows_of(lines: list[dict[str, Any]], *, best: bool = False) -> list[dict[str, Any]]:
     """The responses of ``evaluate`` as rows to train on.
+
+    Args:
+      best: the label is of the first of those with the highest reward of their prompt, not of rewards above a half.
 
     >>> line = {"prompt": "1+1=", "responses": ["2", "3", ""], "value": [1.0, 0.0, 0.0], "valid": [True, True, True],
     ...         "truncated": [False, True, False]}
     >>> rows_of([line])
     [{'prompt': '1+1=', 'completion': '2', 'label': True, 'reward': 1.0}]
     """
-    return [
-        {"prompt": line["prompt"], "completion": text, "label": value > RIGHT, "reward": value}
-        for line in lines
-        for text, value, valid, cut in zip(
-            line["responses"], line["value"], line["valid"], line["truncated"], strict=True
-        )
-        if text and valid and not cut
-    ]
+    found = []
+    for line in lines:
+        columns = (line[name] for name in ("responses", "value", "valid", "truncated"))
+        kept = [(text, value) for text, value, valid, cut in zip(*columns, strict=True) if text and valid and not cut]
+        first = max(range(len(kept)), key=lambda k, kept=kept: kept[k][1], default=0)
+        found += [
+            {"prompt": line["prompt"], "completion": text, "label": k == first if best else value > RIGHT,
+             "reward": value}
+            for k, (text, value) in enumerate(kept)
+        ]  # fmt: skip
+    return found
 
 
 def folders(model: str) -> list[str]:
@@ -239,9 +271,12 @@ def cli(arguments: list[str] | None = None) -> int:
                 target.write_text(json.dumps(whole, default=float) + "\n")
                 print(f"  written: {target}")
             if settings.responses:
-                rows = rows_of(lines)
+                best = any(map(method.is_model, settings.reward))
+                rows, kind = rows_of(lines, best=best), "the best of their prompt" if best else "right"
                 pathlib.Path(settings.responses).write_text("".join(json.dumps(row) + "\n" for row in rows))
-                print(f"  written: {settings.responses} ({len(rows)} responses, {sum(r['label'] for r in rows)} right)")
+                print(
+                    f"  written: {settings.responses} ({len(rows)} responses, {sum(r['label'] for r in rows)} {kind})"
+                )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -14,11 +14,12 @@ from jaxrl_llm.data.chat import encode_chat, encode_prompt
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.jobs import rated
+from jaxrl_llm.jobs import rows as rows_of_jobs
+from jaxrl_llm.jobs import sft
 from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import method, parts
+from jaxrl_llm.run import method, parts, rated
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
 from tests.close import singles
@@ -117,7 +118,7 @@ def test_what_is_read(tmp_path):
 
 def test_what_a_model_cannot_read_is_no_reward(tmp_path):
     folder, *_ = of_job(tmp_path, max_positions=20)
-    both = types.SimpleNamespace(reward=(str(folder), "tests.jobs.test_rated:length"), reward_weights=(2.0, 1.0))
+    both = types.SimpleNamespace(reward=(str(folder), "tests.run.test_rated:length"), reward_weights=(2.0, 1.0))
     verify = method.own_rewards(both)
     load = rated.load_named(verify, **HERE)
     tokenizer = load()[0].model.tokenizer
@@ -208,9 +209,30 @@ def test_prompts_without_answers(tmp_path, capsys):
         assert parts.NO_ANSWERS in capsys.readouterr().err
     with pytest.raises(UserError, match="the rows have no answers to judge by"):
         parts.verifier_of("prompts")({}, "text")
-    assert main(["train", *own, *few, "--reward", str(tmp_path / "judge"), "tests.jobs.test_rated:styled"]) == 0
+    assert main(["train", *own, *few, "--reward", str(tmp_path / "judge"), "tests.run.test_rated:styled"]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["reward/styled"] == 1.0 and json.loads(lines[0])["reward/judge"] != 0
+
+
+def test_responses_are_measured_by_a_reward_model_and_the_best_are_imitated(tmp_path, capsys):
+    """Reward-ranked fine-tuning, by two commands."""
+    (tmp_path / "judge").mkdir()
+    of_job(tmp_path / "judge", max_positions=256)
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"{k}+2=>"}) for k in range(10)))
+    own = str(tmp_path / "own.jsonl")
+    words = ["--data", str(tmp_path / "rows.jsonl"), "--format", "prompts", "--samples", "4", "--reward",
+             str(tmp_path / "judge")]  # fmt: skip
+    assert main(["eval", *words, "--responses", own, "--out", str(tmp_path / "found.json")]) == 0
+    assert " the best of their prompt)" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert set(found["figures"]) == {"reward", "best@2", "best@4"}
+    assert found["figures"]["best@4"]["mean"] > found["figures"]["best@2"]["mean"] > found["figures"]["reward"]["mean"]
+    rows = [json.loads(line) for line in open(own)]
+    for prompt in {row["prompt"] for row in rows}:
+        mine = [row for row in rows if row["prompt"] == prompt]
+        assert [row["reward"] for row in mine if row["label"]] == [max(row["reward"] for row in mine)]
+    kept = rows_of_jobs.texts(sft.Settings(data=own), "unpaired")
+    assert [row.response for row in kept] == [row["completion"] for row in rows if row["label"]]
 
 
 def styled(answer, response):

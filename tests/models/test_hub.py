@@ -7,8 +7,8 @@ from huggingface_hub import constants
 
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.io import hub
 from jaxrl_llm.planning import known_models
-from jaxrl_llm.run import hub
 from tests.models_for_tests import byte_model
 
 
