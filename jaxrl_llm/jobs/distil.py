@@ -5,6 +5,8 @@ Run: jaxrl distil --model STUDENT --teacher DIR [--teacher DIR2] --data FILE.jso
 Models of one vocabulary may be filled up to different widths (Qwen2.5 has 151,936 rows up to 3B and 152,064 from 7B
 on): distributions are those over the rows that all have, and a token that one of them has not trains nothing.
 
+No answers are needed: ``--format prompts``.
+
 A teacher of another vocabulary reads the responses in its own tokens: ``--loss gold_loss`` or ``uld_loss``
 (``jobs.retold``).
 
@@ -36,7 +38,7 @@ from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms, Trajectories, declared
+from jaxrl_llm.types import Batch, Key, Params, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +365,16 @@ def build(settings: Settings) -> Plan:
         tx=adamw(settings, settings.steps),
     )
     plan = recipes.one_stage(settings, found, online)
-    return plan._replace(on_host=True, host_score=None if found.score is not None else lambda t: unjudged({}, t))
+    if settings.format == "prompts":  # without answers nothing is right or wrong
+        rollout = jax.jit(recipes.rollout_of(settings, found, group_size=settings.eval_samples, measured=True))
+        plan = plan._replace(measure=partial(lengths, settings, found, rollout, partial(unjudged, {})))
+    return plan._replace(on_host=True, host_score=None if found.score is not None else partial(unjudged, {}))
+
+
+def lengths(settings: Settings, found: bench.Bench, rollout: Any, score: Any, params: Params, key: Key) -> dict:
+    """What a measurement says of responses that nobody judges."""
+    measured = recipes.measure_on_host(rollout, found.heldout, score, settings.eval_samples, params, key)
+    return {"eval/tokens": measured["eval/tokens"]}
 
 
 def claim(results):  # a job claims nothing, and says so by having no text

@@ -247,6 +247,14 @@ def test_distillation_moves_towards_the_teacher(loss, tmp_path):
     assert found.metrics["grad/norm"][0] > 0
 
 
+def test_distillation_needs_no_answers(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"{k}+{k}=>"}) for k in range(40)))
+    own = ["--model", "nano", "--data", str(tmp_path / "rows.jsonl"), "--format", "prompts", "--teacher", "tiny"]
+    found = arm(distil, ["--smoke", "--seeds", "1", *own], tmp_path)
+    assert found.metrics["eval/tokens"][0] > 0 and "eval/accuracy" not in found.metrics
+    assert found.metrics["grad/norm"][0] > 0
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -243,7 +243,8 @@ def styled(answer, response):
 @pytest.mark.parametrize(
     "words",
     [
-        ("train", "--mesh", "data=2,fsdp=2"), ("train", "--loop", "async", "--staleness", "1"),
+        ("train", "--mesh", "data=2,fsdp=2"), ("train", "--compute", "bfloat16"),
+        ("train", "--loop", "async", "--staleness", "1"),
         ("train", "--loop", "async", "--staleness", "1", "--workers", "local:1"),
         ("ppo", "--kl-weight", "0.05"), ("ppo", "--kl-weight", "0.05", "--lora", "2", "--critic-warmup", "1"),
         ("ppo", "--mesh", "data=2"), ("online-dpo",),
