@@ -17,6 +17,7 @@ COMMANDS = {
     "distil": "on-policy distillation from one teacher or several",
     "eval": "a model or a run on problems: avg@k, pass@k, maj@k with intervals",
     "chat": "talk to a model",
+    "serve": "a model behind an OpenAI-compatible address",
     "run": "an experiment: run SLUG",
     "plan": "mesh, memory and roofline of a model on a TPU slice, without a TPU",
     "view": "one page to read the rollouts of a run",
@@ -73,6 +74,10 @@ def _command(words: list[str]) -> int:
             from jaxrl_llm.run.commands import chat
 
             return chat.cli(rest)
+        case ["serve", *rest]:
+            from jaxrl_llm.run.commands import serve
+
+            return serve.cli(rest)
         case ["plan", *rest]:
             from jaxrl_llm.run import plan
 

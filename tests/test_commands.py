@@ -42,6 +42,7 @@ PAPERS = {  # over rows of one's own: sizes, and the rows that take the place of
     "experiments.analysis.math_beyond": ([*SMALLER, "grpo"], "published.jsonl"),
 }
 NOT_HERE = {  # what another test runs whole, and why it is not run here
+    ("jaxrl", "serve"): "tests/run/test_serve.py: it ends when it is told to",
     ("bash", "launch/test.sh"): "it is this suite",
     ("python", "-m", "experiments.pretrain_base"): "tests/test_base_models.py: an hour",
     ("python", "-m", "experiments.agents."): "tests/experiments/test_own_world.py: each with a world made for it",

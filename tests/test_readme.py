@@ -18,7 +18,7 @@ from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as planning
-from jaxrl_llm.run.commands import chat, evaluate_model
+from jaxrl_llm.run.commands import chat, evaluate_model, serve
 from jaxrl_llm.run.settings import Settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -91,6 +91,8 @@ def test_commands_exist(page, words):
             flags.read(evaluate_model.Settings, rest, prog="")
         case ["jaxrl", "chat", *rest]:
             flags.read(chat.Settings, rest, prog="")
+        case ["jaxrl", "serve", *rest]:
+            flags.read(serve.Settings, rest, prog="")
         case ["pip", "install", *_]:
             pass
         case _:
