@@ -7,6 +7,7 @@ drawn from those alone.
 
 import contextlib
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -29,7 +30,8 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs import rows as job_rows
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run import flags, lora_state, options, parts
+from jaxrl_llm.models.io import weights
+from jaxrl_llm.run import flags, lora_state, options, parts, rated
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import model_part
@@ -51,7 +53,8 @@ class Settings(rating_judge.Settings):
     max_new_tokens: int = 256  # columns of a response; rows with a longer one are left out
     scorer: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
     scorer_steps: int = 200  # of that reward model
-    judge_model: str = ""  # FOLDER of a language model that says whether a response is good, in the place of both
+    # FOLDER of a language model that says whether a response is good, or of a reward model, in the place of both
+    judge_model: str = ""
 
 
 JUDGES = ("scorer", "rater", "judge_model")  # one alone takes the place of the truth
@@ -228,8 +231,8 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     """``gold(prompts, responses) -> [N]``: what the truth of an embedded world is: ``--scorer``, or a reward model.
 
     The reward model is trained by Bradley-Terry on the training rows from the loaded weights, once, and says how many
-    held-out pairs it orders rightly. With ``--judge-model`` a language model of the same tokenizer is asked, with
-    ``--rater`` one of any behind an address.
+    held-out pairs it orders rightly. With ``--judge-model`` a language model of the same tokenizer is asked, or a
+    reward model (``run.rated``), with ``--rater`` one of any behind an address.
 
     Raises:
       UserError: for a judge that cannot be loaded, or that reads other tokens.
@@ -245,7 +248,8 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     if settings.rater:
         return _by_texts(rows.model, rating_judge.make(settings))
     if settings.judge_model:
-        return _by_model(rows, settings)
+        folder = pathlib.Path(settings.judge_model)
+        return (_by_reward_model if folder.is_dir() and weights.is_judge(folder) else _by_model)(rows, settings)
     world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
 
     @jax.jit
@@ -274,16 +278,42 @@ QUESTION = "\n\nIs this a good response? Answer Yes or No: "
 SAME = ("Yes", "No", QUESTION, "Say it kindly: 3,600 is 60 * 60.")  # texts that a judge must read as the policy does
 
 
-def _by_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
-    """How much likelier the judge finds ``Yes`` than ``No`` behind prompt, response and ``QUESTION``."""
-    model = rows.model
-    judge = parts.load_model(settings.judge_model)
-    asked, yes, no = (judge.tokenizer.encode(text) for text in (QUESTION, "Yes", "No"))
+def _same_tokens(judge: parts.Model, model: parts.Model, settings: Any) -> None:
     if any(judge.tokenizer.encode(text) != model.tokenizer.encode(text) for text in SAME):
         raise UserError(
             f"--judge-model {settings.judge_model} reads other tokens than --model {settings.model}: take a model of "
             "the same family, or --scorer MODULE:FUNCTION"
         )
+
+
+def _by_reward_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
+    """What its head says at the end of prompt and response, as it was trained."""
+    found = rated.load_reward_model(
+        settings.judge_model, mesh=rows.model.mesh, compute=settings.compute, attention=settings.attention,
+        flag="--judge-model",
+    )  # fmt: skip
+    _same_tokens(found.model, rows.model, settings)
+    width = rows.train.prompts.shape[1], rows.train.chosen.shape[1]
+    if sum(width) > found.model.config.max_positions:
+        raise too_long(sum(width), found.model)
+    world = world_maker(rows, settings)(0, *width)
+
+    @jax.jit
+    def score(given: tuple[Params, Params], prompts: Array, responses: Array) -> Array:
+        whole = strings.whole(world, prompts, responses)
+        hidden = found.model.policy.hidden(given[0], *whole)
+        return heads.sequence_rewards(given[1], hidden, whole.segment_ids)
+
+    given = found.model.params, found.head
+    return lambda prompts, responses: strings.in_pieces(world, partial(score, given), prompts, responses)
+
+
+def _by_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
+    """How much likelier the judge finds ``Yes`` than ``No`` behind prompt, response and ``QUESTION``."""
+    model = rows.model
+    judge = parts.load_model(settings.judge_model)
+    asked, yes, no = (judge.tokenizer.encode(text) for text in (QUESTION, "Yes", "No"))
+    _same_tokens(judge, model, settings)
     columns = rows.train.prompts.shape[1] + rows.train.chosen.shape[1] + len(asked)
     if columns > judge.config.max_positions:
         raise too_long(columns, judge)

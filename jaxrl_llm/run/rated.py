@@ -44,21 +44,26 @@ class RewardModel(NamedTuple):
     classifier: bool  # of transformers
 
 
-def load_reward_model(name: str, *, mesh: Mesh | None, compute: str, attention: str) -> RewardModel:
+def load_reward_model(
+    name: str, *, mesh: Mesh | None, compute: str, attention: str, flag: str = "--reward"
+) -> RewardModel:
     """The model of a folder, laid out like the policy of the run.
+
+    Args:
+      flag: that names it.
 
     Raises:
       UserError: for a folder that holds none.
     """
-    head, classifier = read_head(name)
+    head, classifier = read_head(name, flag)
     model = parts.load_model(
         name, mesh=mesh, compute_dtype=jnp.dtype(compute), attention=attention, frozen=True, judges=True,
-        flag="--reward",
+        flag=flag,
     )  # fmt: skip
     return RewardModel(name, model, head, classifier)
 
 
-def read_head(name: str) -> tuple[Params, bool]:
+def read_head(name: str, flag: str = "--reward") -> tuple[Params, bool]:
     """The head of a folder, and whether it is of transformers; of the model no more than names and shapes are read.
 
     Raises:
@@ -70,7 +75,7 @@ def read_head(name: str) -> tuple[Params, bool]:
         weights.check(folder, config, judges=True)
         return weights.reward_head(folder, config.hidden_size), not (folder / weights.HEADS).is_file()
     except (ValueError, OSError) as error:
-        raise UserError(f"--reward {name}: {error}") from error
+        raise UserError(f"{flag} {name}: {error}") from error
 
 
 def load_named(

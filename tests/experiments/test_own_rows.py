@@ -22,10 +22,12 @@ from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, options
 from jaxrl_llm.run import parts as run_parts
+from jaxrl_llm.run import rated as rewards
 from tests import close
 from tests.endpoint_for_tests import serving
 from tests.experiments.test_smoke import FILES, _name, second
 from tests.models_for_tests import byte_model
+from tests.run.test_rated import of_job
 
 FAMILIES = ("preference", "reward_models", "analysis", "systems")
 PAIRS = (  # over pairs of one's own, by the same text
@@ -257,6 +259,26 @@ def test_a_language_model_judges(own):
     wider = jnp.pad(table.prompts, ((0, 0), (3, 0)), constant_values=-1)
     _, _, config = weights.pretrained(own[1])
     close.assert_same_forward(gold(wider, table.chosen), first, config, columns=wider.shape[1] + 16)
+
+
+def test_a_reward_model_judges(own, tmp_path):
+    """What it says of prompt and response is what it says of them as a reward of a run."""
+    folder, *_ = of_job(tmp_path, max_positions=400)
+    of_rows = text_rows.Settings(data=own[3], max_new_tokens=16, judge_model=str(folder))
+    both = dataclasses.asdict(options.ModelSettings(model=own[1])) | dataclasses.asdict(of_rows)
+    settings = types.SimpleNamespace(**both, learning_rate=1e-3)
+    rows = text_rows.opened(settings)
+    said = np.asarray(text_rows.make_gold(rows, settings)(rows.heldout.prompts, rows.heldout.chosen))
+    found = rewards.load_reward_model(str(folder), mesh=None, compute="float32", attention="xla")
+    pairs = zip(np.asarray(rows.heldout.prompts), np.asarray(rows.heldout.chosen), strict=True)
+    ends = found.model.tokenizer.eos_ids
+    ids = []
+    for prompt, response in pairs:
+        text = [int(t) for t in response if t >= 0]
+        last = next(k for k, t in enumerate(text) if t in ends)
+        ids.append([*(int(t) for t in prompt if t >= 0), *text[: last + 1]])
+    _, _, config = weights.pretrained(own[1])
+    close.assert_same_forward(said[:, None], rewards.make_score(found)(ids)[:, None], config, columns=64)
 
 
 def rated(request):

@@ -378,6 +378,12 @@ def pretrained(
     return policy, stream(folder, config, wanted, dtype=dtype, judges=judges), config
 
 
+def is_judge(folder: str | pathlib.Path) -> bool:
+    """Whether ``reward_head`` finds one in a model folder."""
+    folder = pathlib.Path(folder)
+    return (folder / HEADS).is_file() or SCORE in files.tensors_of(folder)
+
+
 def reward_head(folder: str | pathlib.Path, width: int) -> Params:
     """The head of ``models.heads`` that makes a reward of hidden states of ``width`` numbers.
 
