@@ -322,7 +322,9 @@ def _write_export(folder: pathlib.Path, model: Any, params: Params, parts: dict[
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     merged = lora_state.save(scratch / "adapter", model, params, lora_state.rank_of(params))
-    report.save_model(scratch, model, merged)
+    # a reward of one number is read by transformers, too, but for its bias, which no comparison sees
+    head = parts.get("reward", {}).get("weight")
+    report.save_model(scratch, model, merged, score=None if head is None else np.asarray(head, np.float32).T)
     if parts:  # a value head, a reward head
         flat = {"/".join(str(k.key) for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(parts)}
         save_file(flat, scratch / "model" / "heads.safetensors")

@@ -20,7 +20,7 @@ from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.jobs import distil, dpo, reward_model, rows, sft
 from jaxrl_llm.logprobs import align
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import named, options, parts
+from jaxrl_llm.run import named, options, parts, rated
 from jaxrl_llm.run.settings import parse as settings_of_job
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
@@ -80,6 +80,22 @@ def test_a_reward_model_learns_generated_preferences(tmp_path):
     words = ["--steps", "40", "--eval-every", "40", "--train-rows", "256", "--learning-rate", "2e-3"]
     found = arm(reward_model, words, tmp_path)
     assert found.metrics["eval/accuracy"][0] > 0.8
+
+
+def test_a_reward_model_is_a_reward_a_classifier_and_a_model(tmp_path):
+    """Its folder is read by ``--reward``, by transformers (``score.weight``), and as the model that it was made of."""
+    arm(reward_model, ["--smoke", "--seeds", "1", "--learning-rate", "0.1"], tmp_path)
+    (folder,) = (tmp_path / "seeds").glob("*/seed_0/model")
+    head, classifier = rated.read_head(str(folder))
+    assert not classifier and np.any(np.asarray(head["weight"]) != 0) and weights.is_judge(folder)
+    stored, raw = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    np.testing.assert_array_equal(stored["score.weight"], np.asarray(head["weight"]).T)
+    assert raw["id2label"] == {"0": "reward"}
+    (folder / "heads.safetensors").rename(folder / "kept")
+    again, classifier = rated.read_head(str(folder))
+    assert classifier and np.array_equal(again["weight"], head["weight"])
+    (folder / "kept").rename(folder / "heads.safetensors")
+    options.open_model(options.ModelSettings(model=str(folder)))
 
 
 def test_every_loss_on_preferences_is_reached_or_says_what_it_lacks():

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from jaxrl_llm.models import heads  # noqa: E402
+from jaxrl_llm.models.decoder import make_policy  # noqa: E402
 from jaxrl_llm.models.io import weights  # noqa: E402
 from jaxrl_llm.rollout.generate import generate  # noqa: E402
 from jaxrl_llm.train.methods import supervised  # noqa: E402
@@ -197,3 +198,17 @@ def test_rewards_of_a_sequence_classifier(case, tmp_path):
     got = heads.sequence_rewards(head, hidden, table.segment_ids)
     sums = close.forward_sums(ours, 8) + ours.hidden_size
     close.assert_same_sums(got, np.asarray(want), sums, magnitude=float(np.abs(np.asarray(hidden)).max()))
+
+
+def test_transformers_reads_a_reward_model_written_here(tmp_path):
+    config = small_config("qwen3", vocab_size=31, pad_token_id=0)
+    policy = make_policy(config)
+    params, head = policy.init(jax.random.key(0)), heads.init_head(config.hidden_size, jax.random.key(1), scale=1.0)
+    weights.save(tmp_path, config, params, score=np.asarray(head["weight"]).T)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    tokens = jnp.asarray([[3, 9, 4, 7, 30, 5]], jnp.int32)
+    with torch.no_grad():
+        want = theirs(input_ids=torch.tensor(np.asarray(tokens))).logits[:, 0].numpy()
+    column = jnp.arange(6, dtype=jnp.int32)[None]
+    got = heads.sequence_rewards(head, policy.hidden(params, tokens, column, column * 0 + 1), column * 0 + 1)
+    close.assert_same_sums(got, want, close.forward_sums(config, 6) + config.hidden_size, magnitude=8.0)

@@ -24,7 +24,7 @@ from jaxrl_llm.models.spec import ModelConfig, cast_at_use, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
 SCORE = "score.weight"  # the head of transformers' sequence classifiers
-HEADS = "heads.safetensors"  # what trained beside a model of this project
+HEADS, REWARD = "heads.safetensors", "reward/weight"  # what trained beside a model of this project
 _KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -44,7 +44,7 @@ def _check_names(folder: pathlib.Path, config: ModelConfig, stored: dict, parts:
     if missing:
         raise ValueError(f"{folder} lacks {len(missing)} tensors of the config, the first: {', '.join(missing[:3])}")
     passed = {tensor_names.layout_of(config).top["head"][0]} if config.tie_embeddings else set()
-    passed |= {SCORE} if judges else set()
+    passed |= {SCORE} if judges or (folder / HEADS).is_file() else set()
     extra = sorted(n for n in set(stored) - set(wanted) - passed if not tensor_names.is_constant(n))
     if extra:
         raise ValueError(
@@ -308,12 +308,15 @@ def save(
     *,
     dtype: str = "float32",
     shard_bytes: int = 5 * 10**9,
+    score: np.ndarray | None = None,
 ) -> None:
     """Writes safetensors and ``config.json`` so that transformers and ``load`` read them.
 
     Args:
       dtype: ``float32`` or ``bfloat16``, the stored precision.
       shard_bytes: a model beyond this goes into several files and an index.
+      score: weights ``[1, hidden]`` of a reward, which transformers reads as a sequence classifier of one label; they
+        stay float32.
     """
     if dtype not in _KINDS:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(_KINDS)}")
@@ -329,9 +332,15 @@ def save(
             shards.append([])
         shards[-1].append(name)
     tensors, where = _stored_tensors(config, params), {}
+    if score is not None:
+        raw |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+        sizes[SCORE] = score.size * 4
+        shards[-1].append(SCORE)
+        tensors[SCORE] = lambda: score
     for number, names in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        held = {name: np.ascontiguousarray(tensors[name]().astype(_KINDS[dtype])) for name in names}
+        kinds = {name: np.float32 if name == SCORE else _KINDS[dtype] for name in names}
+        held = {name: np.ascontiguousarray(tensors[name]().astype(kinds[name])) for name in names}
         files.write(folder / file, held)
         where |= dict.fromkeys(names, file)
     index = folder / "model.safetensors.index.json"
@@ -381,7 +390,9 @@ def pretrained(
 def is_judge(folder: str | pathlib.Path) -> bool:
     """Whether ``reward_head`` finds one in a model folder."""
     folder = pathlib.Path(folder)
-    return (folder / HEADS).is_file() or SCORE in files.tensors_of(folder)
+    if (folder / HEADS).is_file():
+        return REWARD in files.header(folder / HEADS)
+    return SCORE in files.tensors_of(folder)
 
 
 def reward_head(folder: str | pathlib.Path, width: int) -> Params:
@@ -396,10 +407,10 @@ def reward_head(folder: str | pathlib.Path, width: int) -> Params:
     folder = pathlib.Path(folder)
     if (folder / HEADS).is_file():
         stored = files.header(folder / HEADS)
-        if "reward/weight" not in stored:
-            raise ValueError(f"{folder / HEADS} holds {', '.join(sorted(stored))[:80]}, no reward/weight: it is of no "
+        if REWARD not in stored:
+            raise ValueError(f"{folder / HEADS} holds {', '.join(sorted(stored))[:80]}, no {REWARD}: it is of no "
                              "reward model")  # fmt: skip
-        weight, bias = (_whole(name, stored[name]) for name in ("reward/weight", "reward/bias"))
+        weight, bias = (_whole(name, stored[name]) for name in (REWARD, "reward/bias"))
     else:
         stored = files.tensors_of(folder)
         if SCORE not in stored:

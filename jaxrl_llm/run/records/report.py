@@ -166,8 +166,13 @@ def report(
     print(f"run folder: {run} (settings, metrics, results, curve.png, samples, checkpoints, model)")
 
 
-def save_model(run: pathlib.Path, model: parts.Model, params: Params) -> None:
-    """The trained model in Hugging Face layout, in the precision of the one given; tokenizer files beside it."""
-    weights.save(run / "model", model.config, params, dtype=weights.export_type(model.folder, model.config))
+def save_model(run: pathlib.Path, model: parts.Model, params: Params, *, score: np.ndarray | None = None) -> None:
+    """The trained model in Hugging Face layout, in the precision of the one given; tokenizer files beside it.
+
+    Args:
+      score: as in ``models.io.weights.save``.
+    """
+    dtype = weights.export_type(model.folder, model.config)
+    weights.save(run / "model", model.config, params, dtype=dtype, score=score)
     for file in model.tokenizer.files:
         shutil.copy(file, run / "model" / file.name)
