@@ -528,6 +528,17 @@ def digest(problems: tuple[list[Problem], list[Problem], Verifier]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def bucket(size: int, least: int) -> int:
+    """``size`` filled up to ``least``, twice, three times, four, six, eight ... times that: so few shapes are compiled.
+
+    >>> [bucket(size, 64) for size in (1, 65, 150, 300, 400)]
+    [64, 128, 192, 384, 512]
+    """
+    whole = least * (1 << max(0, (-(-size // least) - 1).bit_length()))
+    less = 3 * whole // 4  # of two halves, one and a half
+    return less if whole > 2 * least and size <= less else whole
+
+
 def responses(tokenizer: Tokenizer, trajectories: Trajectories) -> list[str]:
     """The text of every response, end token and padding left out."""
     tokens, mask = np.asarray(trajectories.tokens), np.asarray(trajectories.mask)

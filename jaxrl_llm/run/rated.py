@@ -32,7 +32,7 @@ from jaxrl_llm.types import Params, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier
 
 AT_ONCE = 16  # rows that a device reads at once
-COLUMNS = 128  # rows are filled up to a multiple: so few programs are compiled
+COLUMNS = 128  # of the shortest rows, see ``parts.bucket``
 
 
 class RewardModel(NamedTuple):
@@ -175,7 +175,7 @@ def make_score(found: RewardModel) -> Callable[[Sequence[list[int]]], np.ndarray
         parted = [fits[first : first + size] for first in range(0, len(fits), size)]
         begun = []
         for part in parted:
-            width = min(-(-len(ids[part[-1]]) // COLUMNS) * COLUMNS, most)
+            width = min(parts.bucket(len(ids[part[-1]]), COLUMNS), most)
             rows = [(ids[k], [True] * len(ids[k])) for k in part]
             rows += rows[:1] * (size - len(rows))  # one shape serves all
             begun.append(rewards(model.params, found.head, supervised.filled_up(rows, width=width, pad_id=pad)))

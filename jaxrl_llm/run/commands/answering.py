@@ -17,7 +17,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.run import parts
 
-STEP = 64  # columns of the shortest prompts and replies; longer ones are of powers of two: so few programs are compiled
+STEP = 64  # columns of the shortest prompts and replies, see ``parts.bucket``
 
 
 class Question(NamedTuple):
@@ -36,15 +36,6 @@ class Reply(NamedTuple):
 
     ids: list[int]
     ended: bool
-
-
-def bucket(size: int, least: int) -> int:
-    """The smallest ``least * 2**k`` that is not below ``size``.
-
-    >>> bucket(1, 64), bucket(65, 64), bucket(300, 64)
-    (64, 128, 512)
-    """
-    return least * (1 << max(0, (-(-size // least) - 1).bit_length()))
 
 
 def make_decode(model: parts.Model, *, most: int) -> Callable[[Sequence[Question]], list[Reply]]:
@@ -75,10 +66,10 @@ def make_decode(model: parts.Model, *, most: int) -> Callable[[Sequence[Question
 
     def decode(questions: Sequence[Question]) -> list[Reply]:
         asked, longest = max(q.most for q in questions), max(len(q.ids) for q in questions)
-        new = max(asked, min(bucket(asked, STEP), most, model.config.max_positions - longest))
-        columns = max(longest, min(bucket(longest, STEP), model.config.max_positions - new))
+        new = max(asked, min(parts.bucket(asked, STEP), most, model.config.max_positions - longest))
+        columns = max(longest, min(parts.bucket(longest, STEP), model.config.max_positions - new))
         # the first question fills up the batch: it ends when it ends
-        rows = [*questions, *[questions[0]] * (bucket(len(questions), least) - len(questions))]
+        rows = [*questions, *[questions[0]] * (parts.bucket(len(questions), least) - len(questions))]
         tokens = np.full((len(rows), columns), tokenizer.pad_id, np.int32)
         valid = np.zeros(tokens.shape, bool)
         for k, q in enumerate(rows):
