@@ -63,7 +63,7 @@ def ppo(arena: EpisodeTasks, settings, **slots) -> Online:
     estimate = widest(
         actor_critic.make_value_estimate(arena.policy, gamma=1.0, lam=1.0, **restrained), settings.keep_share
     )
-    loss = actor_critic.make_actor_critic_loss(arena.policy, entropy_weight=settings.entropy_weight)
+    loss = actor_critic.make_actor_critic_loss(arena.policy, extra_terms=terms(settings.entropy_weight))
     return episode_methods.learned_from_episodes(arena, estimate=estimate, loss=loss, actor=recipes.model_of, **slots)
 
 
@@ -71,19 +71,19 @@ def grpo(arena: EpisodeTasks, settings, **slots) -> Online:
     values = builders.per_response(group.group_normalized_advantages)
     against = episode_methods.against(settings.kl_weight)
     estimate = widest(builders.make_estimate(arena.policy, values, **against), settings.keep_share)
-    loss = builders.make_policy_loss(arena.policy, clipped_policy_loss, extra_terms=terms(settings))
+    extra = terms(settings.entropy_weight, episode_methods.divergence(settings.kl_weight))
+    loss = builders.make_policy_loss(arena.policy, clipped_policy_loss, extra_terms=extra)
     return strings.of_part(episode_methods.learned_from_episodes(arena, estimate=estimate, loss=loss, **slots), "model")
 
 
-def terms(settings) -> Callable[..., Array] | None:
-    """The KL and the bonus of entropy as terms of a loss; None where they weigh nothing."""
-    if not settings.kl_weight and not settings.entropy_weight:
-        return None
-    divergence = episode_methods.divergence(settings.kl_weight) or (lambda logp, entropy, batch: 0.0)
+def terms(entropy_weight: float, other: Callable[..., Array] | None = None) -> Callable[..., Array] | None:
+    """The bonus of entropy beside other terms of a loss; None without any."""
+    if not entropy_weight:
+        return other
 
     def both(logp, entropy, batch):
-        bonus = settings.entropy_weight * entropy_bonus_terms(entropy, batch.mask)
-        return divergence(logp, entropy, batch) + bonus
+        bonus = entropy_weight * entropy_bonus_terms(entropy, batch.mask)
+        return bonus if other is None else bonus + other(logp, entropy, batch)
 
     return both
 

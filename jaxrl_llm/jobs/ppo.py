@@ -5,16 +5,18 @@ Run: jaxrl ppo --model DIR --data FILE.jsonl [--gae length_adaptive_gae_advantag
 The critic is a head on the policy's own hidden states (``train.methods.actor_critic``): one number a state, by the
 clipped or, ``--value-loss squared_value_loss``, the plain squared error; or a distribution over bins, by
 ``--value-loss categorical_value_loss --value-args low=0 high=1``. ``--critic-warmup N`` trains it alone first, on the
-responses of the policy as it begins. ``--kl-weight`` takes the KL to the loaded model off the reward of every token.
-Left out of VAPO is its imitation of right responses.
+responses of the policy as it begins. ``--kl-weight`` takes the KL to the loaded model off the reward of every token;
+``--imitation`` adds the likelihood of right responses to the loss (VAPO, arXiv:2504.05118, has 0.1 of it).
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from jaxrl_llm import advantages, losses
 from jaxrl_llm.errors import UserError
@@ -33,8 +35,9 @@ from jaxrl_llm.train.methods.actor_critic import (
 )
 from jaxrl_llm.train.plan import Plan, Stage, keep_reference, reference_of
 from jaxrl_llm.train.step import trained_part
-from jaxrl_llm.types import TokenTerms
+from jaxrl_llm.types import Batch, Params, Rewards, TokenTerms, Trajectories, declared
 
+RIGHT = 0.5  # a reward above it
 GAE = ("rewards", "values", "bootstrap", "mask")
 VALUE = ("values", "old_values", "returns", "mask")
 
@@ -58,6 +61,8 @@ class Settings(DrawnSettings):
     reward: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()  # of several; none: 1 each
     kl_weight: float = 0.0  # of the KL to the model as it was loaded, in the reward of every token; 0: no reference
+    # weight of the negative log-likelihood of right responses, those of rewards above a half, a mean over their tokens
+    imitation: float = 0.0
     inner_epochs: int = 1  # updates on every rollout
     learning_rate: float = 1e-6
     group_size: int = 4
@@ -100,6 +105,29 @@ def value_loss(settings: Settings) -> tuple[Callable[..., TokenTerms], Read | No
     return worth, partial(losses.expected_values, **ends)
 
 
+class Imitated(NamedTuple):
+    """Extras of a batch: by how much each response is imitated: of right ones the tokens of all over theirs, else 0."""
+
+    share: Float[Array, " B"]
+
+
+def right_ones(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``Imitated``, so that a mean over all tokens of the batch becomes one over those of right responses."""
+    right = rewards.valid & (rewards.value > RIGHT)
+    counted = (rows.mask & rewards.valid[:, None]).astype(jnp.float32)
+    of_right = jnp.sum(counted * right[:, None].astype(jnp.float32))
+    return Imitated(jnp.where(right, jnp.sum(counted) / jnp.maximum(of_right, 1.0), 0.0))._asdict()
+
+
+def imitation_terms(weight: float) -> Callable[[Array, Array, Batch], Array]:
+    """``extra_terms`` of the loss: ``-weight log pi`` at the tokens of right responses, see ``Imitated``."""
+
+    def terms(logp, entropy, batch):
+        return weight * declared(Imitated, batch.extras).share[:, None] * losses.sft_loss(logp, batch.mask).loss
+
+    return terms
+
+
 def build(settings: Settings) -> Plan:
     """One online stage of a policy with a value head."""
     gae = named.find(advantages, settings.gae, "--gae")
@@ -124,7 +152,8 @@ def build(settings: Settings) -> Plan:
     if settings.critic_warmup < 0 or settings.critic_learning_rate <= 0:
         raise UserError(f"--critic-warmup {settings.critic_warmup} must not be negative, and --critic-learning-rate "
                         f"{settings.critic_learning_rate} positive")  # fmt: skip
-    flags.check_amount("kl_weight", settings.kl_weight)
+    for name in ("kl_weight", "imitation"):
+        flags.check_amount(name, getattr(settings, name))
     worth, read = value_loss(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
     policy, heat, part = found.model.policy, settings.temperature, lora_state.PART if settings.lora else ""
@@ -143,9 +172,17 @@ def build(settings: Settings) -> Plan:
     online = recipes.make_online(
         settings,
         found,
-        estimate=make_value_estimate(policy, gae=values_of, **over),
+        estimate=make_value_estimate(
+            policy, gae=values_of, **over, row_extras=right_ones if settings.imitation else None
+        ),
         loss=make_actor_critic_loss(
-            policy, token_loss=loss, value_loss=worth, value_weight=settings.value_weight, temperature=heat, read=read
+            policy,
+            token_loss=loss,
+            value_loss=worth,
+            value_weight=settings.value_weight,
+            temperature=heat,
+            read=read,
+            extra_terms=imitation_terms(settings.imitation) if settings.imitation else None,
         ),
         tx=adamw(settings, settings.steps * settings.inner_epochs),
         **slots,

@@ -32,7 +32,7 @@ def run(out, *words):
         *(pytest.param(words, marks=pytest.mark.slow) for words in (
             ("--gae", "n_step_returns", "--gae-args", "steps=4"), ("--loss", "gspo_loss"),
             ("--gae", "lambda_returns", "--reward", "tests.jobs.test_online_dpo:even"), ("--lora", "2"),
-            ("--kl-weight", "0.1", "--lora", "2"),
+            ("--kl-weight", "0.1", "--lora", "2"), ("--imitation", "0.1", "--inner-epochs", "2"),
             ("--value-loss", "squared_value_loss"), ("--critic-warmup", "2", "--inner-epochs", "2"),
             ("--value-loss", "categorical_value_loss", "--value-args", "low=0", "high=1", "targets=hl_gauss",
              "--value-bins", "7"),
@@ -55,6 +55,7 @@ def test_two_steps(words, tmp_path):
         (["--inner-epochs", "0"], "--inner-epochs 0 must be at least 1"),
         (["--value-loss", "categorical_value_loss"], "needs --value-args low=... high=..."),
         (["--value-loss", "categorical_value_loss", "--value-args", "low=1", "high=0"], "low the smaller"),
+        (["--imitation", "-0.1"], "--imitation -0.1 must not be negative"),
         (["--kl-weight", "-0.1"], "--kl-weight -0.1 must not be negative"),
         (["--critic-warmup", "-1"], "--critic-warmup -1 must not be negative"),
         (["--critic-learning-rate", "0"], "--critic-learning-rate 0.0 positive"),
@@ -132,7 +133,7 @@ def test_a_kl_to_the_start_is_taken_off_every_reward():
 
 
 def test_a_bonus_of_entropy_is_a_part_of_the_policys_loss():
-    """Its mean over the tokens of the policy, times its weight, is what the loss has less."""
+    """A term of the loss: its mean over the tokens of the policy, times its weight, is what the loss has less."""
     model = options.open_model(ppo.Settings(model="nano"))
     tokens = jax.random.randint(jax.random.key(0), (2, 6), 3, 20, jnp.int32)
     column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), tokens.shape)
@@ -142,10 +143,42 @@ def test_a_bonus_of_entropy_is_a_part_of_the_policys_loss():
     rewards = Rewards(jnp.asarray([1.0, 0.25]), jnp.ones(2, bool))
     batch = actor_critic.make_value_estimate(model.policy)(params, {}, rows, rewards)
     _, entropy = score_tokens(model.policy, model.params, rows)
-    plain, bonus = (actor_critic.make_actor_critic_loss(model.policy, entropy_weight=w) for w in (0.0, 0.5))
+    extra = lambda logp, entropy, batch: 0.5 * losses.entropy_bonus_terms(entropy, batch.mask)  # noqa: E731
+    plain, bonus = (actor_critic.make_actor_critic_loss(model.policy, extra_terms=x) for x in (None, extra))
     less = plain(params, batch)[0] - bonus(params, batch)[0]
     want = 0.5 * sum(float(entropy[k, t]) for k in range(2) for t in range(6) if mask[k, t]) / 6
     close.assert_same_sums(less, want, close.forward_sums(model.config, 6), magnitude=4.0)
+
+
+def test_right_responses_are_imitated():
+    """VAPO's term: the mean of -log pi over the tokens of right responses, whatever parts a batch is cut into."""
+    model = options.open_model(ppo.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(0), (4, 8), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), tokens.shape)
+    mask, ids = (column >= 2) & (column < jnp.asarray([[8], [5], [7], [6]])), jnp.arange(4, dtype=jnp.int32)
+    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    params = {"model": model.params, "value": heads.init_head(model.config.hidden_size, jax.random.key(1))}
+    rewards = Rewards(jnp.asarray([1.0, 0.25, 1.0, 1.0]), jnp.asarray([True, True, True, False]))
+    batch = actor_critic.make_value_estimate(model.policy, row_extras=ppo.right_ones)(params, {}, rows, rewards)
+    logp, _ = score_tokens(model.policy, model.params, rows)
+    plain, more = (
+        actor_critic.make_actor_critic_loss(model.policy, extra_terms=x) for x in (None, ppo.imitation_terms(0.1))
+    )
+    want = -np.mean([float(logp[k, t]) for k in (0, 2) for t in range(8) if mask[k, t]])
+    added = more(params, batch)[0] - plain(params, batch)[0]
+    close.assert_same_sums(added, 0.1 * want, close.forward_sums(model.config, 8), magnitude=8.0)
+    parts = [
+        jax.tree.map(lambda x, k=k: x[k : k + 2], batch._replace(total=jnp.stack([batch.total] * 4))) for k in (0, 2)
+    ]
+    parts = [part._replace(total=batch.total) for part in parts]
+    halves = sum(more(params, part)[0] - plain(params, part)[0] for part in parts)
+    close.assert_same_sums(halves, 0.1 * want, close.forward_sums(model.config, 8), magnitude=8.0)
+    slope = jax.grad(lambda p: more(p, batch)[0] - plain(p, batch)[0])(params)
+    moved = jax.tree.map(lambda x, g: x - 1e-2 * g, params, slope)["model"]
+    after, _ = score_tokens(model.policy, moved, rows)
+    assert float(jnp.sum(jnp.where(mask, after - logp, 0.0)[jnp.asarray([0, 2])])) > 0, "they become likelier"
+    none = ppo.right_ones({}, {}, rows, rewards._replace(value=jnp.zeros(4)))["share"]
+    assert none.tolist() == [0.0] * 4, "where nothing is right nothing is imitated"
 
 
 def test_the_critic_learns_by_the_loss_that_was_named():

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import returns, whiten
 from jaxrl_llm.losses import kl
-from jaxrl_llm.losses.entropy import entropy_bonus_terms
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss, squared_value_loss
 from jaxrl_llm.models import heads
@@ -172,7 +171,7 @@ def make_actor_critic_loss(
     totals: Callable[[Batch], tuple[Array, Array]] | None = None,
     token_weights: Callable[[Batch], Array] | None = None,
     extra_loss: Callable[[Params, Array, Batch], tuple[Array, Metrics]] | None = None,
-    entropy_weight: float = 0.0,
+    extra_terms: Callable[[Array, Array, Batch], Array] | None = None,
 ) -> Callable[[Params, Batch], tuple[Array, Metrics]]:
     """The ``loss`` slot of PPO: clipped policy loss plus ``value_weight`` times the clipped value loss.
 
@@ -186,7 +185,7 @@ def make_actor_critic_loss(
       totals: ``batch -> (policy, value)``, how many those are in the whole step, where it may be trained in parts.
       token_weights: ``batch -> [B, T]`` multiplies both losses.
       extra_loss: ``(params, hidden, batch) -> (scalar, metrics)`` added as it is.
-      entropy_weight: of the bonus for entropy at the tokens of the policy loss, of which it becomes a part.
+      extra_terms: ``(logp, entropy, batch) -> [B, T]`` added to the policy's loss of every token.
     """
 
     def weighed(terms, batch, mask, place):
@@ -204,8 +203,8 @@ def make_actor_critic_loss(
             values = heads.of_state_before(heads.apply_head(params[head], hidden), batch.segment_ids)
         acting, judged = policy_tokens(batch), value_tokens(batch)
         own = token_loss(logp, batch.old_logp, batch.advantages, acting)
-        if entropy_weight:
-            own = own._replace(loss=own.loss + entropy_weight * entropy_bonus_terms(entropy, acting))
+        if extra_terms is not None:
+            own = own._replace(loss=own.loss + extra_terms(logp, entropy, batch))
         worth = value_loss(values, *declared(Valued, batch.extras), judged)
         value = weighed(own, batch, acting, 0) + value_weight * weighed(worth, batch, judged, 1)
         metrics = reduce.metrics(own.aux | {"entropy": entropy}, acting, prefix="policy")
