@@ -175,7 +175,11 @@ def own_env(name: str) -> TextEnv:
     Raises:
       UserError: as ``data.own.own``.
     """
-    make = own(name, "--data", "class")
+    return env_of_class(own(name, "--data", "class"), name)
+
+
+def env_of_class(make: Callable[[], Any], name: str) -> TextEnv:
+    """``own_env`` of what makes the object of an episode; ``name`` is what errors call it."""
 
     def reset(seed: np.ndarray, task: Any) -> _Live:
         episode = make()

@@ -38,8 +38,8 @@ ALL = text_contexts.Contexts(Context(), Context())  # the whole of an episode is
 class Settings(recipes.Settings):
     """What an experiment takes beside its own settings to leave its embedded world; ``model`` is read then only."""
 
-    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, reasoning_gym:FAMILY,
-    # MODULE:CLASS of your own, or what the experiment says; empty: the embedded world
+    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, openenv:ADDRESS,
+    # reasoning_gym:FAMILY, MODULE:CLASS of your own, or what the experiment says; empty: the embedded world
     data: str = ""
     # of python, calculator, search=CORPUS.jsonl, pages=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND, with commas
     # between them

@@ -17,7 +17,7 @@ from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import evenly, hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs import processes, retry_question, text_games, tool_question
+from jaxrl_llm.envs import openenv, processes, retry_question, text_games, tool_question
 from jaxrl_llm.envs import text as text_envs
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
@@ -32,11 +32,11 @@ from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 FOLDERS = (
-    "webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, reasoning_gym:FAMILY or "
-    "MODULE:CLASS of your own"
+    "webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, openenv:ADDRESS, "
+    "reasoning_gym:FAMILY or MODULE:CLASS of your own"
 )
 OF_FOLDERS = ("webshop", "alfworld", "textworld")
-OF_PACKAGES = ("textarena", "gymnasium", "reasoning_gym")
+OF_PACKAGES = ("textarena", "gymnasium", "openenv", "reasoning_gym")
 NO_MODULES = (*OF_FOLDERS, *OF_PACKAGES, "tfds", "appworld", "retail", "airline", "telecom")
 SEEDS = 1024  # of a game that makes its tasks from seeds, to train on
 HOUSE = (
@@ -152,6 +152,14 @@ def _gymnasium(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> li
     return [text_envs.gymnasium_texts(world, part, tokenizer, **sizes) for part in both]
 
 
+def _openenv(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    place = openenv.served(settings.data)
+    openenv.check(place)
+    world = processes.in_processes(partial(openenv.openenv_env, place), processes=settings.env_processes)
+    both = range(SEEDS), range(SEEDS, SEEDS + settings.eval_problems)
+    return [text_envs.as_begun(world, "openenv", part, tokenizer, **sizes) for part in both]
+
+
 def _reasoning(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     train, held, judged = rows_of(settings)
     world = single_turn(judged)
@@ -167,6 +175,7 @@ def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
     * ``textworld``: games of ``tw-make`` somewhere below the folder, a tenth of which is held out.
     * ``textarena``: not a folder but a game for one player, as TextArena registers it; seeds 0 to 1023 train.
     * ``gymnasium``: an environment by its registered name, whose actions are texts or numbers; seeds likewise.
+    * ``openenv``: an environment behind the address of its server; seeds likewise.
     * ``reasoning_gym``: a family of problems, each an episode of one turn.
     * ``module:Class``: a class of one's own (``envs.text.own_env``), a tenth of whose tasks is held out.
 
@@ -176,7 +185,7 @@ def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
     if kind == "textarena":
         return _arena(settings.data.partition(":")[2], settings, sizes, tokenizer)
     if kind in OF_PACKAGES or is_own(settings.data):
-        make = {"gymnasium": _gymnasium, "reasoning_gym": _reasoning}.get(kind, _own)
+        make = {"gymnasium": _gymnasium, "openenv": _openenv, "reasoning_gym": _reasoning}.get(kind, _own)
         return make(settings, sizes, tokenizer)
     openers = {"webshop": _shop, "alfworld": _house, "textworld": _games}
     kind, folder = _place(settings, FOLDERS, tuple(openers))
