@@ -114,7 +114,7 @@ class Batcher:
         return promised
 
     def close(self) -> None:
-        """Ends the thread behind the batch that it decodes; what waits still is not answered."""
+        """Ends the thread behind what has been asked."""
         self.waiting.put(None)
         self.thread.join()
 
