@@ -24,7 +24,7 @@ Run:       python -m experiments.agents.curio [--domain pupils]; at scale --mode
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 from jaxtyping import Array
@@ -39,8 +39,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import actor_critic, episode_methods
-from jaxrl_llm.train.plan import Plan, Setup, Stage, keep_reference, referred, setup_of
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.train.plan import Plan, Setup, Stage, referred, setup_of
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
@@ -108,12 +107,7 @@ def own(settings: Settings) -> Setup:
     def believed(extras, rows, answers):
         return user_simulator.user_beliefs(setup.tasks.policy, referred(extras), rows, answers)
 
-    return setup._replace(slots=setup.slots | {"believed": believed}, extras=start_of_model)
-
-
-def start_of_model(params: Params, key: Key) -> dict[str, Any]:
-    """The policy as it was: the user model, and what the KL is measured to."""
-    return keep_reference(params["model"], key)
+    return setup._replace(slots=setup.slots | {"believed": believed}, extras=actor_critic.keep_model)
 
 
 def build(settings: Settings) -> Plan:
@@ -135,7 +129,8 @@ def build(settings: Settings) -> Plan:
         return episode_methods.make_ppo(tasks, settings, estimate=estimate, **slots)
 
     setup = setup_of(settings, embedded, own)
-    extras = start_of_model if settings.kl_weight else setup.extras
+    # the policy as it was: what the KL is measured to and, at scale, the user model
+    extras = actor_critic.keep_model if settings.kl_weight else setup.extras
     return setup.plan(Stage(method(setup.tasks, **setup.slots), settings.steps, extras))
 
 

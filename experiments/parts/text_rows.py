@@ -36,7 +36,7 @@ from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import model_part
 from jaxrl_llm.train.plan import Plan, tabled
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.types import Key, Params, Policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,16 +250,7 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     if settings.judge_model:
         folder = pathlib.Path(settings.judge_model)
         return (_by_reward_model if folder.is_dir() and weights.is_judge(folder) else _by_model)(rows, settings)
-    world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
-
-    @jax.jit
-    def score(params: Params, prompts: Array, responses: Array) -> Array:
-        whole = strings.whole(world, prompts, responses)
-        hidden = rows.model.policy.hidden(params["model"], *whole)
-        return heads.sequence_rewards(params["head"], hidden, whole.segment_ids)
-
-    def read(params: Params, prompts: Array, responses: Array) -> Array:
-        return strings.in_pieces(world, partial(score, params), prompts, responses)
+    score, read = _reader(rows, settings, rows.model.policy)
 
     @lru_cache(maxsize=1)
     def trained() -> Params:
@@ -272,6 +263,21 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
         return params
 
     return lambda prompts, responses: read(trained(), prompts, responses)
+
+
+def _reader(rows: Rows, settings: Any, policy: Policy) -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """``(params, prompts, responses) -> [N]`` of a reward model ``{"model", "head"}``: at once, and in pieces."""
+    world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+
+    @jax.jit
+    def score(params: Params, prompts: Array, responses: Array) -> Array:
+        whole = strings.whole(world, prompts, responses)
+        return rated.rewards_of(policy, params["model"], params["head"], whole)
+
+    def read(params: Params, prompts: Array, responses: Array) -> Array:
+        return strings.in_pieces(world, partial(score, params), prompts, responses)
+
+    return score, read
 
 
 QUESTION = "\n\nIs this a good response? Answer Yes or No: "
@@ -293,19 +299,10 @@ def _by_reward_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Arra
         flag="--judge-model",
     )  # fmt: skip
     _same_tokens(found.model, rows.model, settings)
-    width = rows.train.prompts.shape[1], rows.train.chosen.shape[1]
-    if sum(width) > found.model.config.max_positions:
-        raise too_long(sum(width), found.model)
-    world = world_maker(rows, settings)(0, *width)
-
-    @jax.jit
-    def score(given: tuple[Params, Params], prompts: Array, responses: Array) -> Array:
-        whole = strings.whole(world, prompts, responses)
-        hidden = found.model.policy.hidden(given[0], *whole)
-        return heads.sequence_rewards(given[1], hidden, whole.segment_ids)
-
-    given = found.model.params, found.head
-    return lambda prompts, responses: strings.in_pieces(world, partial(score, given), prompts, responses)
+    columns = rows.train.prompts.shape[1] + rows.train.chosen.shape[1]
+    if columns > found.model.config.max_positions:
+        raise too_long(columns, found.model)
+    return partial(_reader(rows, settings, found.model.policy)[1], {"model": found.model.params, "head": found.head})
 
 
 def _by_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:

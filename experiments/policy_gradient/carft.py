@@ -40,7 +40,7 @@ from jaxrl_llm.losses import contrastive, kl
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import actor_critic, builders
-from jaxrl_llm.train.plan import keep_reference, referred
+from jaxrl_llm.train.plan import referred
 from jaxrl_llm.types import Batch, declared
 
 CAP = 0.9  # of the cosine: a sample closer to the annotation is not drawn
@@ -179,9 +179,6 @@ def build(settings: Settings) -> experiment.Plan:
         reference, _ = builders.score_tokens(policy, referred(extras), rows, temperature=settings.temperature)
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
 
-    def extras(params, key):
-        return keep_reference(params["model"], key)
-
     judged = {} if bench.score is None else {"score": lambda answers, rows: graded(bench.score(answers, rows), rows)}
     over = {"reduction": settings.reduction, "temperature": settings.temperature}
     estimate = actor_critic.make_value_estimate(
@@ -205,7 +202,7 @@ def build(settings: Settings) -> experiment.Plan:
         return recipes.one_stage(settings, bench, online)._replace(init=lambda key: tuned(), stages=())
     plan = recipes.one_stage(
         settings, bench, online, host_score=lambda rows: graded(bench.host_score(rows), rows),
-        **({"extras": extras} if settings.kl_weight else {}),
+        **({"extras": actor_critic.keep_model} if settings.kl_weight else {}),
     )  # fmt: skip
     return recipes.with_heads(bench, plan, value=1, cot=settings.projection)
 

@@ -19,7 +19,6 @@ from jaxrl_llm.rollout.host.env import TextEnv
 
 WAIT_S = 60.0  # for an answer
 MOST_BYTES = 100 * 2**20  # of one
-LOST = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")  # of the server, whatever the action was
 NONE = "That is no action: "
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
@@ -149,8 +148,9 @@ class Episode:
         code, said = str(found.get("code")), str(found.get("message"))[:300]
         if code == "VALIDATION_ERROR":
             return None
-        lower = "; its server plays no more episodes at once (max_concurrent_envs): lower --slots" * (code in LOST[:1])
-        raise UserError(f"{self.place.address}: {code}: {said}{lower}")
+        if code == "CAPACITY_REACHED":
+            said += "; its server plays no more episodes at once (max_concurrent_envs): lower --slots"
+        raise UserError(f"{self.place.address}: {code}: {said}")
 
 
 def openenv_env(place: Served) -> TextEnv:

@@ -15,7 +15,7 @@ from jaxrl_llm.jobs import rows
 from jaxrl_llm.jobs.dpo import CHUNK
 from jaxrl_llm.losses import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run import options
+from jaxrl_llm.run import options, rated
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
@@ -40,8 +40,7 @@ SEEDS, EXPORT = 1, "always"
 
 def rewards_of(policy, params, some: SupervisedRows):
     """The reward of every row ``[B]``."""
-    hidden = policy.hidden(params["model"], some.tokens, some.positions, some.segment_ids)
-    return heads.sequence_rewards(params["reward"], hidden, some.segment_ids)
+    return rated.rewards_of(policy, params["model"], params["reward"], some)
 
 
 def measure_of_rewards(policy, first: SupervisedRows, second: SupervisedRows):

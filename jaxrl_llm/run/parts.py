@@ -66,20 +66,9 @@ SHOWN_BAD_ROWS = 10
 GYM = "reasoning_gym:"
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
-    "plain",
-    "prompts",
-    "gsm8k",
-    "math",
-    "aime",
-    "countdown",
-    "humaneval",
-    "mbpp",
-    "spider",
-    "bird",
-    "hotpotqa",
-    "nq",
+    "plain", "prompts", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq",
     "calls",
-]
+]  # fmt: skip
 EvalFormat = Literal["", Format]
 VerifierName = Literal[
     "", "any", "exact", "number", "choice", "math", "countdown", "code", "sql", "f1", "research", "deep_research",

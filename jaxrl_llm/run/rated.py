@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jaxrl_llm.data.chat import encode_chat, encode_prompt
 from jaxrl_llm.data.problem import Problem
@@ -28,7 +29,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import parts
 from jaxrl_llm.train.methods import supervised
-from jaxrl_llm.types import Params, Trajectories
+from jaxrl_llm.types import Params, Policy, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier
 
 AT_ONCE = 16  # rows that a device reads at once
@@ -61,6 +62,12 @@ def load_reward_model(
         flag=flag,
     )  # fmt: skip
     return RewardModel(name, model, head, classifier)
+
+
+def rewards_of(policy: Policy, params: Params, head: Params, rows: Any) -> Array:
+    """What the head says at the end of every row ``[B]``; ``rows`` with ``tokens, positions, segment_ids``."""
+    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    return heads.sequence_rewards(head, hidden, rows.segment_ids)
 
 
 def read_head(name: str, flag: str = "--reward") -> tuple[Params, bool]:
@@ -163,10 +170,7 @@ def make_score(found: RewardModel) -> Callable[[Sequence[list[int]]], np.ndarray
     model, pad = found.model, found.model.tokenizer.pad_id
     size = AT_ONCE * (1 if model.mesh is None else meshes.batch_parts(model.mesh))
 
-    @jax.jit
-    def rewards(params: Params, head: Params, rows: supervised.SupervisedRows) -> Any:
-        hidden = model.policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-        return heads.sequence_rewards(head, hidden, rows.segment_ids)
+    rewards = jax.jit(functools.partial(rewards_of, model.policy))
 
     def score(ids: Sequence[list[int]]) -> np.ndarray:
         most = model.config.max_positions

@@ -103,17 +103,22 @@ def test_advantages_are_those_that_were_named():
     assert np.any(np.asarray(plain.advantages) != np.asarray(batch.advantages))
 
 
+def drawn(*ends):
+    """The model, and rows of two tokens of a prompt and responses that end there."""
+    tokens = jax.random.randint(jax.random.key(0), (len(ends), max(ends)), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(max(ends), dtype=jnp.int32), tokens.shape)
+    mask, ids = (column >= 2) & (column < jnp.asarray(ends)[:, None]), jnp.arange(len(ends), dtype=jnp.int32)
+    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    return options.open_model(ppo.Settings(model="nano")), rows
+
+
 def test_a_kl_to_the_start_is_taken_off_every_reward():
     """Returns of a policy that left its reference, by a loop in float64; at the reference nothing is taken off."""
-    model = options.open_model(ppo.Settings(model="nano"))
-    tokens = jax.random.randint(jax.random.key(0), (2, 6), 3, 20, jnp.int32)
-    column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), tokens.shape)
-    mask, ids = (column >= 2) & (column < jnp.asarray([[6], [5]])), jnp.arange(2, dtype=jnp.int32)
-    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    model, rows = drawn(6, 5)
     rewards = Rewards(jnp.asarray([1.0, 0.25]), jnp.ones(2, bool))
     params = {"model": model.params, "value": heads.init_head(model.config.hidden_size, jax.random.key(1))}
     logp, _ = score_tokens(model.policy, model.params, rows)
-    for sampled, weight in ((rows.sampler_logp, 0.5), (jnp.where(mask, logp, 0.0), 0.5)):
+    for sampled, weight in ((rows.sampler_logp, 0.5), (jnp.where(rows.mask, logp, 0.0), 0.5)):
         own = rows._replace(sampler_logp=sampled)
         estimate = actor_critic.make_value_estimate(
             model.policy, lam=1.0, reference=lambda params, extras: extras["start"], kl_weight=weight
@@ -129,16 +134,12 @@ def test_a_kl_to_the_start_is_taken_off_every_reward():
         np.testing.assert_array_equal(batch.ref_logp, logp)
         figure = actor_critic.reference_kl(batch, {})["policy/kl/ref"]
         assert figure == 0.0, "the policy before the updates is its reference here"
-    assert np.asarray(batch.extras["returns"])[np.asarray(mask)].tolist() == [1.0] * 4 + [0.25] * 3
+    assert np.asarray(batch.extras["returns"])[np.asarray(rows.mask)].tolist() == [1.0] * 4 + [0.25] * 3
 
 
 def test_a_bonus_of_entropy_is_a_part_of_the_policys_loss():
     """A term of the loss: its mean over the tokens of the policy, times its weight, is what the loss has less."""
-    model = options.open_model(ppo.Settings(model="nano"))
-    tokens = jax.random.randint(jax.random.key(0), (2, 6), 3, 20, jnp.int32)
-    column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), tokens.shape)
-    mask, ids = (column >= 2) & (column < jnp.asarray([[6], [4]])), jnp.arange(2, dtype=jnp.int32)
-    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    model, rows = drawn(6, 4)
     params = {"model": model.params, "value": heads.init_head(model.config.hidden_size, jax.random.key(1))}
     rewards = Rewards(jnp.asarray([1.0, 0.25]), jnp.ones(2, bool))
     batch = actor_critic.make_value_estimate(model.policy)(params, {}, rows, rewards)
@@ -146,17 +147,13 @@ def test_a_bonus_of_entropy_is_a_part_of_the_policys_loss():
     extra = lambda logp, entropy, batch: 0.5 * losses.entropy_bonus_terms(entropy, batch.mask)  # noqa: E731
     plain, bonus = (actor_critic.make_actor_critic_loss(model.policy, extra_terms=x) for x in (None, extra))
     less = plain(params, batch)[0] - bonus(params, batch)[0]
-    want = 0.5 * sum(float(entropy[k, t]) for k in range(2) for t in range(6) if mask[k, t]) / 6
+    want = 0.5 * sum(float(entropy[k, t]) for k in range(2) for t in range(6) if rows.mask[k, t]) / 6
     close.assert_same_sums(less, want, close.forward_sums(model.config, 6), magnitude=4.0)
 
 
 def test_right_responses_are_imitated():
     """VAPO's term: the mean of -log pi over the tokens of right responses, whatever parts a batch is cut into."""
-    model = options.open_model(ppo.Settings(model="nano"))
-    tokens = jax.random.randint(jax.random.key(0), (4, 8), 3, 20, jnp.int32)
-    column = jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), tokens.shape)
-    mask, ids = (column >= 2) & (column < jnp.asarray([[8], [5], [7], [6]])), jnp.arange(4, dtype=jnp.int32)
-    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    model, rows = drawn(8, 5, 7, 6)
     params = {"model": model.params, "value": heads.init_head(model.config.hidden_size, jax.random.key(1))}
     rewards = Rewards(jnp.asarray([1.0, 0.25, 1.0, 1.0]), jnp.asarray([True, True, True, False]))
     batch = actor_critic.make_value_estimate(model.policy, row_extras=ppo.right_ones)(params, {}, rows, rewards)
@@ -164,7 +161,7 @@ def test_right_responses_are_imitated():
     plain, more = (
         actor_critic.make_actor_critic_loss(model.policy, extra_terms=x) for x in (None, ppo.imitation_terms(0.1))
     )
-    want = -np.mean([float(logp[k, t]) for k in (0, 2) for t in range(8) if mask[k, t]])
+    want = -np.mean([float(logp[k, t]) for k in (0, 2) for t in range(8) if rows.mask[k, t]])
     added = more(params, batch)[0] - plain(params, batch)[0]
     close.assert_same_sums(added, 0.1 * want, close.forward_sums(model.config, 8), magnitude=8.0)
     parts = [
@@ -176,7 +173,7 @@ def test_right_responses_are_imitated():
     slope = jax.grad(lambda p: more(p, batch)[0] - plain(p, batch)[0])(params)
     moved = jax.tree.map(lambda x, g: x - 1e-2 * g, params, slope)["model"]
     after, _ = score_tokens(model.policy, moved, rows)
-    assert float(jnp.sum(jnp.where(mask, after - logp, 0.0)[jnp.asarray([0, 2])])) > 0, "they become likelier"
+    assert float(jnp.sum(jnp.where(rows.mask, after - logp, 0.0)[jnp.asarray([0, 2])])) > 0, "they become likelier"
     none = ppo.right_ones({}, {}, rows, rewards._replace(value=jnp.zeros(4)))["share"]
     assert none.tolist() == [0.0] * 4, "where nothing is right nothing is imitated"
 

@@ -169,6 +169,11 @@ def test_another_folder_is_one_line(change, said, tmp_path):
         rated.load_named(verify, **HERE)
 
 
+def test_an_adapter_is_no_judge(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert not weights.is_judge(tmp_path)
+
+
 def test_a_classifier_is_no_policy(tmp_path, capsys):
     folder, *_ = of_transformers(tmp_path, tie_embeddings=True)
     assert main(["train", "--model", str(folder), "--data", "chain", "--out", str(tmp_path / "run")]) == 2

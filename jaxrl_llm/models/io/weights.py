@@ -65,7 +65,7 @@ def _check_shapes(stored: dict[str, files.Tensor], parts: list[tensor_names.Part
 
 
 def _open(
-    folder: pathlib.Path, config: ModelConfig, judges: bool = False
+    folder: pathlib.Path, config: ModelConfig, judges: bool, block_bytes: int = 2**24
 ) -> tuple[dict[str, files.Tensor], list[tensor_names.Part]]:
     """Stored tensors by their full names, checked against the config, and the parts of the tree."""
     base, parts = tensor_names.layout_of(config).base, tensor_names.parts(config)
@@ -74,6 +74,8 @@ def _open(
         stored = {name if name.startswith(("lm_head.", SCORE)) else base + name: x for name, x in stored.items()}
     _check_names(folder, config, stored, parts, judges)
     _check_shapes(stored, parts)
+    if not judges:
+        _check_tied(folder, config, stored, block_bytes)
     return stored, parts
 
 
@@ -120,8 +122,6 @@ def check(folder: str | pathlib.Path, config: ModelConfig, *, judges: bool = Fal
     """
     folder = pathlib.Path(folder)
     stored, _ = _open(folder, config, judges)
-    if not judges:
-        _check_tied(folder, config, stored, 2**24)
     sizes = [int(np.prod(x.shape)) * x.dtype.itemsize for x in stored.values()]
     kinds = collections.Counter(x.dtype.name for x in stored.values())
     return Stored(len(stored), sum(sizes), len({x.path for x in stored.values()}), dict(kinds))
@@ -174,8 +174,6 @@ def load(
     """
     folder = pathlib.Path(folder)
     stored, parts = _open(folder, config, judges)
-    if not judges:
-        _check_tied(folder, config, stored, 2**24)
     leaves = {}
     for path, shape in _flat(parameter_shapes(config)).items():
         whole = np.empty(shape, np.dtype(_of_leaf(dtype, path)))
@@ -274,9 +272,7 @@ def stream(
       ValueError: as ``load`` does.
     """
     folder = pathlib.Path(folder)
-    stored, parts = _open(folder, config, judges)
-    if not judges:
-        _check_tied(folder, config, stored, block_bytes)
+    stored, parts = _open(folder, config, judges, block_bytes)
     groups: dict[tuple[str, ...], list[tensor_names.Part]] = {}
     for part in parts:
         groups.setdefault(part.leaf, []).append(part)
@@ -388,8 +384,10 @@ def pretrained(
 
 
 def is_judge(folder: str | pathlib.Path) -> bool:
-    """Whether ``reward_head`` finds one in a model folder."""
+    """Whether ``reward_head`` finds one in a model folder; an adapter's has none."""
     folder = pathlib.Path(folder)
+    if not (folder / "config.json").is_file():
+        return False
     if (folder / HEADS).is_file():
         return REWARD in files.header(folder / HEADS)
     return SCORE in files.tensors_of(folder)

@@ -106,11 +106,20 @@ def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dic
         raise UserError("no problem has a valid verdict for all of its samples; the verifier failed")
     right = ((value > RIGHT) & valid).sum(axis=1)[judged]
     found = {f"avg@{samples}": score_interval(right / samples)}
-    for k in sorted({1 << n for n in range(samples.bit_length()) if 1 << n <= samples} | {samples}):
+    for k in shown_sizes(samples):
         found[f"pass@{k}"] = score_interval(pass_at_k(right, samples, k))
     votes = [majority(t, v, ok) for t, v, ok, use in zip(texts, value, valid, judged, strict=True) if use]
     found[f"maj@{samples}"] = score_interval(np.asarray(votes))
     return found
+
+
+def shown_sizes(samples: int) -> list[int]:
+    """Of how many samples figures are shown.
+
+    >>> shown_sizes(6)
+    [1, 2, 4, 6]
+    """
+    return sorted({1 << n for n in range(samples.bit_length())} | {samples})
 
 
 def rewards_of(value: np.ndarray, valid: np.ndarray) -> dict[str, Interval]:
@@ -121,9 +130,8 @@ def rewards_of(value: np.ndarray, valid: np.ndarray) -> dict[str, Interval]:
     samples, judged = value.shape[1], valid.all(axis=1)
     if not judged.any():
         raise UserError("no problem has a valid reward for all of its samples; the rewards failed")
-    several = sorted({1 << n for n in range(1, samples.bit_length()) if 1 << n <= samples} | {samples})
     found = {"reward": mean_interval(value[judged].mean(axis=1))}
-    return found | {f"best@{k}": mean_interval(best_of_k(value[judged], k)) for k in several if samples > 1}
+    return found | {f"best@{k}": mean_interval(best_of_k(value[judged], k)) for k in shown_sizes(samples) if k > 1}
 
 
 def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, Any]]]:

@@ -35,7 +35,7 @@ SERVED = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", 
 class Settings(options.ModelSettings):
     """Which model is served, where, and how much at once."""
 
-    max_new_tokens: int = 512  # of a reply, at most; the default where a request names no number
+    max_new_tokens: int = 256  # of a reply, at most; the default where a request names no number
     batch: int = 16  # replies that are decoded at once
     wait_ms: float = 10.0  # that the first question of a batch waits for others
     rollout_cache: parts.CacheNumbers = ""  # keys and values in a byte, with a scale for every head
@@ -46,11 +46,7 @@ class Settings(options.ModelSettings):
 
 
 class Refused(Exception):
-    """A request that is not answered, and its status."""
-
-    def __init__(self, said: str, status: int = 400):
-        super().__init__(said)
-        self.status = status
+    """A request that is not answered, and why."""
 
 
 class Asked(NamedTuple):
@@ -205,11 +201,14 @@ def make_handler(answer: Callable[[Any, str], dict[str, Any]], name: str) -> typ
                 self.refuse(f"no {self.path} here", 404)
                 return
             try:
-                self.send(200, answer(json.loads(raw), self.path))
+                body = json.loads(raw)
             except (ValueError, RecursionError) as error:
                 self.refuse(f"the request is no JSON: {str(error)[:200]}", 400)
+                return
+            try:
+                self.send(200, answer(body, self.path))
             except Refused as error:
-                self.refuse(str(error), error.status)
+                self.refuse(str(error), 400)
             except Exception as error:  # the server stays, whoever asked is told
                 print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 self.refuse(f"{type(error).__name__}: {str(error)[:500]}", 500)

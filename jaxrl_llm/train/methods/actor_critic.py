@@ -19,12 +19,18 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss, squared_value_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train.methods import builders, packed
-from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
+from jaxrl_llm.train.plan import keep_reference
+from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
 def model_of(state: Any) -> Params:
     """The ``actor`` of ``Online`` for parameters with heads."""
     return state.params["model"]
+
+
+def keep_model(params: Params, key: Key) -> dict[str, Any]:
+    """``train.plan.keep_reference`` of the policy among parameters with heads."""
+    return keep_reference(params["model"], key)
 
 
 Read = Callable[[Array], Array]  # outputs of a head [B, T, K] to values [B, T]

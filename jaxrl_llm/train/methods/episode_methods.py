@@ -175,8 +175,7 @@ def restrained(kl_weight: float) -> dict[str, Any]:
 
 def model_for(kl_weight: float) -> Callable[[Params, Key], dict[str, Any]]:
     """``reference_for`` where the policy is the ``model`` among parameters with heads."""
-    kept = reference_for(kl_weight)
-    return lambda params, key: kept(params["model"], key)
+    return actor_critic.keep_model if kl_weight else no_extras
 
 
 def with_value(params: Params, key: Key) -> Params:
