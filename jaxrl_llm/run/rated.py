@@ -147,7 +147,7 @@ def make_rate(
 
     @functools.cache
     def loaded() -> list[tuple[RewardModel, Callable, Callable]]:
-        return [(found, make_reader(found, problems, chat=chat), make_score(found)) for found in load()]
+        return [(found, make_reader(found, problems, chat=chat), make_model_reward(found)) for found in load()]
 
     def rate(rows: Trajectories) -> dict[str, np.ndarray]:
         given = [
@@ -161,7 +161,7 @@ def make_rate(
     return rate
 
 
-def make_score(found: RewardModel) -> Callable[[Sequence[list[int]]], np.ndarray]:
+def make_model_reward(found: RewardModel) -> Callable[[Sequence[list[int]]], np.ndarray]:
     """``ids of every row -> rewards [B]``: the head's number at the last token; NaN for rows beyond the context.
 
     Raises:

@@ -278,7 +278,7 @@ def test_a_reward_model_judges(own, tmp_path):
         last = next(k for k, t in enumerate(text) if t in ends)
         ids.append([*(int(t) for t in prompt if t >= 0), *text[: last + 1]])
     _, _, config = weights.pretrained(own[1])
-    close.assert_same_forward(said[:, None], rewards.make_score(found)(ids)[:, None], config, columns=64)
+    close.assert_same_forward(said[:, None], rewards.make_model_reward(found)(ids)[:, None], config, columns=64)
 
 
 def rated(request):

@@ -142,7 +142,7 @@ def test_a_reward_that_is_no_number_stops_the_run(tmp_path):
     found = rated.load_reward_model(str(folder), **HERE)
     broken = found._replace(head=jax.tree.map(lambda x: x * jnp.inf, found.head))
     with pytest.raises(UserError, match="gives no finite number for a response"):
-        rated.make_score(broken)([[1, 7, 8]])
+        rated.make_model_reward(broken)([[1, 7, 8]])
 
 
 def with_heads(**tensors):
