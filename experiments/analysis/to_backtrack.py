@@ -18,8 +18,8 @@ Expect:    after imitation at budget 16: Countdown: direct > backtrack, Sudoku: 
            eval/accuracy: larger for backtrack than for direct on Sudoku; pass@8 of direct falls by RL (shown). Direct
            answers are right at 0.2 to 0.6 after imitation on both.
 Measure:   96 puzzles x 64 samples, for a budget of 64 (a record has as many: --eval-problems and --eval-samples are not
-           read), of a fifth of all that no training, of the base either, has in any order of their numbers; the
-           curve's first steps are imitation. Equal puzzles, rollouts and updates; all arms may write 180 tokens, and
+           read), of a fifth of all that no training, of the base either, has in any order of their numbers;
+           imitation is measured when it ends. Equal puzzles, rollouts and updates; all arms may write 180 tokens, and
            the longest search has 178. The bed is invalid unless the direct arms end at 0.2 to 0.8.
 Run:       python -m experiments.analysis.to_backtrack
 """

@@ -246,8 +246,9 @@ def unseen(step: int, row: dict[str, float]) -> None:
 def stretches(stages: tuple[Stage, ...], every: int) -> Iterator[tuple[int, Stage, int, int]]:
     """``(index, stage, steps of this stretch, steps of the stage before it)``."""
     for index, stage in enumerate(stages):
-        for done in range(0, stage.steps, every):
-            yield index, stage, min(every, stage.steps - done), done
+        apart = max(every, stage.eval_every)
+        for done in range(0, stage.steps, apart):
+            yield index, stage, min(apart, stage.steps - done), done
 
 
 def next_multiple(at: int, offset: int, every: int) -> int:

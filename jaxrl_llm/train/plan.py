@@ -66,11 +66,16 @@ def tabled(extras: dict[str, Any]) -> Any:
 
 
 class Stage(NamedTuple):
-    """One method for a number of steps; ``extras(params, key)`` makes what its state carries, e.g. the reference."""
+    """One method for a number of steps; ``extras(params, key)`` makes what its state carries, e.g. the reference.
+
+    A stage of many cheap steps before the one that a claim is about says with ``eval_every`` how many steps lie at
+    least between two measurements in it; 0: as many as the settings say.
+    """
 
     method: Online | Offline
     steps: int
     extras: Callable[[Params, Key], dict[str, Any]] = no_extras
+    eval_every: int = 0
 
 
 class Plan(NamedTuple):

@@ -101,6 +101,22 @@ def test_the_last_stretch_may_be_shorter():
     assert found.curves["eval/accuracy"]["step"] == [0, 3, 4] and found.updates == 4
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_stage_of_many_cheap_steps_is_measured_when_it_says(on_host):
+    settings = tiny.Settings(steps=4, eval_every=1, warm_steps=5)
+    plan = tiny.build(settings)._replace(on_host=on_host)
+    warm, practice = plan.stages
+    seldom = plan._replace(stages=(warm._replace(eval_every=5), practice))
+    found, often = (loop.run_arm(one, settings, [0]) for one in (seldom, plan))
+    assert found.curves["eval/accuracy"]["step"] == [0, 5, 6, 7, 8, 9]
+    assert often.curves["eval/accuracy"]["step"] == list(range(10))
+    assert loop.evaluations(seldom, 1) == 5 and loop.evaluations(plan, 1) == 9
+    # the training is the same, and never measured more often than the settings ask for
+    assert found.metrics["eval/accuracy"] == often.metrics["eval/accuracy"]
+    often = plan._replace(stages=(warm._replace(eval_every=1), practice))
+    assert loop.evaluations(often, 5) == loop.evaluations(plan, 5)
+
+
 def test_the_second_stage_starts_from_the_first_ones_parameters_with_its_own_extras():
     plan = tiny.build(SETTINGS)
 

@@ -387,6 +387,9 @@ def test_two_files_share_the_seeds_of_one_baseline():
     assert store.identity(tiny, settings, tiny.build(settings), traced, tail=3) != plans["a"]
     other = dataclasses.replace(settings, eval_every=7)
     assert store.identity(tiny, other, tiny.build(other), traced) != plans["a"]
+    plan = tiny.build(settings)
+    seldom = plan._replace(stages=tuple(stage._replace(eval_every=4) for stage in plan.stages))
+    assert store.identity(tiny, settings, seldom, traced) != plans["a"]
 
 
 @dataclasses.dataclass(frozen=True)

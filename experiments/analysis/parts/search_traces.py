@@ -66,9 +66,9 @@ def traces(
 def imitation_stage(
     rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float, world: strings.World = WORLD
 ) -> Stage:
-    """Supervised training on traces."""
+    """Supervised training on traces, measured when it ends."""
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return strings.table_stage(rows, strings.make_imitation(world), **sizes)
+    return strings.table_stage(rows, strings.make_imitation(world), **sizes)._replace(eval_every=steps)
 
 
 # Which of a teacher's samples a learner reads: ``(right, ended) [N, S] -> bool [N, S]``.
@@ -171,7 +171,7 @@ def _imitate_distilled() -> Callable:
 def distilled_stage(rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
     """``imitation_stage`` of ``distilled``; ``teacher/kept`` is the share of puzzles of which a sample fitted."""
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return strings.table_stage(rows, _imitate_distilled(), **sizes)
+    return strings.table_stage(rows, _imitate_distilled(), **sizes)._replace(eval_every=steps)
 
 
 def reward_stage(

@@ -106,6 +106,8 @@ def _digest_of(path: pathlib.Path, size: int, changed_ns: int) -> str:
 def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *, tail: int = 1) -> str:
     """Changes with everything that a finished seed of an arm depends on; arms of two files may share one."""
     whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
+    if any(stage.eval_every for stage in plan.stages):
+        whole.append([stage.eval_every for stage in plan.stages])
     if plan.on_host or plan.world is not None:
         shaping = [f.name for f in dataclasses.fields(settings) if f.name not in OF_THE_RUN]
         whole.append(results.plain({name: getattr(settings, name) for name in shaping}))
