@@ -10,7 +10,8 @@ Equations: at the end of step k: naive alpha s_k; clip alpha min(s_k - eta, 0); 
            gamma = lambda = 1. s_k is 1 for a step that the reference has, also when it was said before (the weakness
            that is exploited), else 0; learned, learned_naive: clip_delta and naive with s_k of a process reward model,
            a head on the base model's hidden states fitted to such labels of the taught model's samples.
-Left out:  KL; a process reward model of its own backbone; alpha is 0.2, for short solutions, in place of 0.02.
+Left out:  embedded, KL; a process reward model of its own backbone; alpha is 0.2, for short solutions, in place of
+           0.02.
 Expect:    eval/repeated_steps and eval/steps naive > success; eval/accuracy clip_delta >= success and > naive; as
            secondary figures the same of the learned arms; success no worse than learned_orm by more than 0.02.
 Measure:   held-out chains of 2 and 3 operations; the model is first taught to repeat its last step 0 to 2 times;
@@ -29,6 +30,7 @@ from experiments.reward_models.parts import steps as reader
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process, returns
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.types import declared
 
 
@@ -57,11 +59,13 @@ class Settings(recipes.OnlineSettings):
     warm_steps: int = 0
     learned_from: int = 0  # prompts whose labelled samples teach a process reward model; 0: the labels themselves
     outcome_from: int = 0  # prompts whose samples teach an outcome reward model; 0: the weakest step is its score
+    kl_weight: float = 0.01  # of the KL to the policy at the start, in the reward of every token; 0: no reference
 
 
 EMBEDDED = {
     "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 64,
     "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "alpha": 0.2, "warm_steps": 36,
+    "kl_weight": 0.0,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
@@ -114,15 +118,20 @@ def build(settings: Settings) -> experiment.Plan:
         paid = returns.at_last_token(end, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.shape(scores, valid), steps)
 
-    online = step_labels.make_ppo(settings, found, token_rewards)
+    online = step_labels.make_ppo(settings, found, token_rewards, kl_weight=settings.kl_weight)
+    kept = episode_methods.model_for(settings.kl_weight)
     warm = step_labels.warm_stage(settings, found, recipes.solved_problems(settings), steps=settings.warm_steps)
-    train = experiment.Stage(online, settings.steps)
+    train = experiment.Stage(online, settings.steps, kept)
     if settings.learned_from:
         fit = progress_verifier.make_step_model(settings, prompts=settings.learned_from, most=most)
-        train = train._replace(extras=lambda params, key: Judged(fit(params["model"], key))._asdict())
+        train = train._replace(
+            extras=lambda params, key: kept(params, key) | Judged(fit(params["model"], key))._asdict()
+        )
     if settings.outcome_from:
         grade = progress_verifier.make_outcome_model(settings, prompts=settings.outcome_from)
-        train = train._replace(extras=lambda params, key: Graded(grade(params["model"], key))._asdict())
+        train = train._replace(
+            extras=lambda params, key: kept(params, key) | Graded(grade(params["model"], key))._asdict()
+        )
     stages = [warm._replace(method=step_labels.of_model(warm.method)), train]
     plan = step_labels.make_step_plan(settings, found, stages)
     return recipes.with_heads(found, plan, value=1)

@@ -13,8 +13,9 @@ Equations: Q(prefix) = P(the prover completes it rightly), by a head on the base
            alpha Q_h. outcome: alpha = 0; low, high: 0.3, 3. search: no training; beams of two prefixes, each continued
            by four steps, go on where Q + 0.5 A of the step under the best of 4 is largest (search_q: Q alone), against
            the best of eight whole samples by Q of the same head.
-Left out:  KL; provers of another vocabulary; alpha is 1 where the paper has about 5 for larger models; in search Q
-           is the prover's, too, where the paper adds the prover's advantage to the chance of the policy itself.
+Left out:  embedded, KL; provers of another vocabulary; alpha is 1 where the paper has about 5 for larger models; in
+           search Q is the prover's, too, where the paper adds the prover's advantage to the chance of the policy
+           itself.
 Expect:    eval/accuracy after half of the run pav > outcome; at the end pav > pav_1, > pav_32, > weak and > strong;
            eval/steps chance > outcome; search/gain, beam search less best of samples, above 0, and search/beam search >
            search_q.
@@ -37,6 +38,7 @@ from experiments.reward_models.parts.progress_verifier import Prover, make_progr
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.types import declared
 
 
@@ -55,12 +57,13 @@ class Settings(recipes.OnlineSettings):
     stages: int = 1  # 0: the base searches with the verifier
     searched: int = 64  # problems
     beamed: Callable = progress_verifier.with_progress  # what a prefix is worth among beams
+    kl_weight: float = 0.01  # of the KL to the policy at the start, in the reward of every token; 0: no reference
 
 
 EMBEDDED = {
     "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 48,
     "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "alpha": 1.0, "verified_prompts": 48,
-    "completions": 6,
+    "completions": 6, "kl_weight": 0.0,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
@@ -108,8 +111,11 @@ def build(settings: Settings) -> experiment.Plan:
         paid = returns.at_last_token(rewards.value, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
 
-    online = step_labels.make_ppo(settings, found, token_rewards)
-    stage = experiment.Stage(online, settings.steps, lambda params, key: Verified(fit(key))._asdict())
+    online = step_labels.make_ppo(settings, found, token_rewards, kl_weight=settings.kl_weight)
+    kept = episode_methods.model_for(settings.kl_weight)
+    stage = experiment.Stage(
+        online, settings.steps, lambda params, key: kept(params, key) | Verified(fit(key))._asdict()
+    )
     plan = step_labels.make_step_plan(settings, found, [stage] * settings.stages)
     plan = recipes.with_heads(found, plan, value=1)
     if settings.stages:

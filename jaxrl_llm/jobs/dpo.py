@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from jaxrl_llm import logprobs, losses, reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import rows
@@ -111,7 +112,8 @@ def scored_on_host(
     policy: Any, params: Any, table: SupervisedRows, shared: Any = None, how: Summed = PLAIN
 ) -> np.ndarray:
     """``scored`` of a table of NumPy arrays, of which the device sees ``CHUNK`` rows at a time."""
-    score, count, found = jax.jit(partial(sequence_logp, policy.for_scores(), how=how)), table.tokens.shape[0], []
+    score = jax.jit(partial(sequence_logp, policy.for_scores(), how=how), compiler_options=options_of())
+    count, found = table.tokens.shape[0], []
     for begin in range(0, count, CHUNK):
         ids = np.minimum(np.arange(begin, begin + CHUNK), count - 1)  # the last chunk is filled with repeats
         found.append(np.asarray(score(params, *jax.tree.map(lambda x, at=ids: x[at], (table, shared)))))
@@ -223,7 +225,9 @@ def how_summed(settings: Any, wanted: Sequence[str]) -> Summed:
 
 def measure_of_gains(policy: Any, first: SupervisedRows, second: SupervisedRows, reference: Any):
     """The share of held-out pairs whose chosen response gained more over the reference, the margin in nats."""
-    score = jax.jit(lambda params: (scored(policy, params, first), scored(policy, params, second)))
+    score = jax.jit(
+        lambda params: (scored(policy, params, first), scored(policy, params, second)), compiler_options=options_of()
+    )
     base = score(reference)
 
     def measure(params, key):

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import rows
 from jaxrl_llm.jobs.dpo import CHUNK
 from jaxrl_llm.losses import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run import options, rated
+from jaxrl_llm.run import options
 from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
@@ -40,12 +41,12 @@ SEEDS, EXPORT = 1, "always"
 
 def rewards_of(policy, params, some: SupervisedRows):
     """The reward of every row ``[B]``."""
-    return rated.rewards_of(policy, params["model"], params["reward"], some)
+    return heads.rewards_of(policy, params["model"], params["reward"], some)
 
 
 def measure_of_rewards(policy, first: SupervisedRows, second: SupervisedRows):
     """The share of held-out pairs whose chosen response has the higher reward, and the mean difference."""
-    score = jax.jit(lambda params, some: rewards_of(policy, params, some))
+    score = jax.jit(lambda params, some: rewards_of(policy, params, some), compiler_options=options_of())
 
     def measure(params, key):
         count, margins = first.tokens.shape[0], []

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm import logprobs
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
 from jaxrl_llm.jobs import rows
@@ -63,7 +64,7 @@ def sums_of_rows(policy, params, some: SupervisedRows) -> tuple[Array, Array, Ar
 
 def measure_of_rows(policy, held: SupervisedRows, *, chunk: int = 32):
     """``eval/loss`` in nats a token and the share of tokens that the model would have said, on held-out rows."""
-    part = jax.jit(partial(sums_of_rows, policy))
+    part = jax.jit(partial(sums_of_rows, policy), compiler_options=options_of())
 
     def measure(params, key):
         count, sums = held.tokens.shape[0], np.zeros(3)

@@ -4,12 +4,15 @@ A head is a pair of arrays beside the decoder's tree, ``{"weight": [D, K], "bias
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.types import Key, Params, Policy
+
+READ_AT_ONCE = 16  # rows of responses that a reward model reads on a device
 
 
 def width_of(hidden: Callable[..., Array], params: Params) -> int:
@@ -85,6 +88,12 @@ def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:
     """Index of the last real token of each row, whatever the padding side; 0 for a row of padding."""
     columns = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
     return jnp.max(jnp.where(segment_ids > 0, columns[None, :], 0), axis=1)
+
+
+def rewards_of(policy: Policy, params: Params, head: Params, rows: Any) -> Float[Array, " B"]:
+    """What the head says at the end of every row; ``rows`` with ``tokens, positions, segment_ids``."""
+    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    return sequence_rewards(head, hidden, rows.segment_ids)
 
 
 def sequence_rewards(head: Params, hidden: Float[Array, "B T D"], segment_ids: Int[Array, "B T"]) -> Float[Array, " B"]:

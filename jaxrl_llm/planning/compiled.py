@@ -21,7 +21,7 @@ from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Phase, phases
 from jaxrl_llm.planning.schedule import Schedule
-from jaxrl_llm.planning.work import Work
+from jaxrl_llm.planning.work import Work, judge_phases
 
 _TOO_LARGE = re.compile(r"(?:Used |total memory required for HLO temporaries \()([0-9.]+)([KMG])")
 DEPTHS = (4, 8)  # layers of the shallow programs of ``of_depths``
@@ -82,7 +82,8 @@ def devices(topology: Topology) -> Any:
 
 def apart(config: ModelConfig, phase: str, work: Work) -> bool:
     """Whether a TPU's program of this phase has its layers one by one, and not in a loop: see ``models.cache``."""
-    looped = phase in ("reshard", "prefill", "score") or (phase == "update" and work.remat)
+    loops = ("reshard", "prefill", "score", *judge_phases(work))
+    looped = phase in loops or (phase == "update" and work.remat)
     most = caches.UNROLLED_STEPS if phase == "decode" else caches.UNROLLED_BESIDE_KERNEL
     return not looped and caches.UNROLLED < config.num_layers <= most
 
@@ -197,7 +198,7 @@ def of_step(
     meshes = train.mesh(chips), rollout.mesh(chips)
 
     def of(name: str) -> Compiled:
-        options = trains if name in ("score", "update") else None
+        options = trains if name in ("score", "update", *judge_phases(work)) else None
         settings = {"effort": effort, "options": options, "chip": chip}
         if whole or len(set(config.windows)) > 1 or not apart(config, name, work):
             return of_phase(phases(config, *meshes, work)[name](), **settings)

@@ -6,9 +6,19 @@ From "How to scale your model" (the chapters on training and inference).
 
 from jaxrl_llm.distributed import expert_exchange
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.heads import READ_AT_ONCE
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
-from jaxrl_llm.planning.work import Work, cached_bytes, columns, saved_bytes, shared, trained
+from jaxrl_llm.planning.work import (
+    Work,
+    cached_bytes,
+    columns,
+    judge_phases,
+    judged_columns,
+    saved_bytes,
+    shared,
+    trained,
+)  # fmt: skip
 
 LINKS = 2  # directions of a ring in which a chip sends and receives
 _MATRICES = 7  # of a layer, each collected by itself
@@ -115,7 +125,24 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
         "decode": waves * work.response * step,
         "score": score * work.scores,
         "update": update,
-    }
+    } | {name: judged_seconds(judge, chip, train, work) for name, judge in judge_phases(work).items()}
+
+
+def _read(judge: ModelConfig, work: Work, rows: Number) -> Number:
+    """Operations of a reward model on so many responses; it has a number to say in the place of the vocabulary."""
+    length = judged_columns(judge, work)
+    active = active_parameters(judge) - judge.padded_vocab_size * judge.hidden_size
+    return 2 * active * rows * length + _attention(judge, rows * length, length / 2)
+
+
+def judged_seconds(judge: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> Number:
+    """Seconds in which a reward model on the mesh of training reads all responses, some rows at a time."""
+    times = -(-work.rows // (READ_AT_ONCE * sizes.rows))
+    whole = 2 * held(judge, Sizes(tensor=sizes.tensor, expert=sizes.expert))
+    collected = times * _gather(whole, sizes.fsdp, chip, judge.num_layers * _MATRICES)
+    local = work.rows * judged_columns(judge, work) / sizes.rows
+    exchanged = _tensor(judge, sizes, chip, local, 2) + _experts(judge, sizes, chip, local, 2)
+    return max(_read(judge, work, work.rows) / sizes.chips / chip.flops, collected) + exchanged
 
 
 def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, work: Work) -> dict[str, Number]:
@@ -142,4 +169,9 @@ def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes,
         "decode": (work.response - 1) * token,
         "score": computing(1, columns(work) / work.microbatches, train.chips, context),
         "update": computing(3, columns(work), train.chips, context),
-    }
+    } | {name: judged_least(judge, chip, train, work) for name, judge in judge_phases(work).items()}
+
+
+def judged_least(judge: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> Number:
+    """The least that a reward model takes for the rows that it reads at once: their operations."""
+    return _read(judge, work, READ_AT_ONCE * sizes.rows) / sizes.chips / chip.flops

@@ -13,8 +13,20 @@ import numpy as np
 
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.heads import READ_AT_ONCE
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held_layers, share
-from jaxrl_llm.planning.work import Work, cached_bytes, kept_bytes, sampled_bytes, saved_bytes, shared, trained
+from jaxrl_llm.planning.work import (
+    Work,
+    cached_bytes,
+    judge_bytes,
+    judge_phases,
+    judged_columns,
+    kept_bytes,
+    sampled_bytes,
+    saved_bytes,
+    shared,
+    trained,
+)  # fmt: skip
 
 _CHUNK = 128  # the fewest time steps whose logits exist at once, see ``logprobs.chunked``
 _TRAINED_COLUMN, _SCORED_COLUMN = 21, 12  # bytes of a token's entries that the programs read
@@ -149,6 +161,14 @@ def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) 
     return Memory(kept_bytes(config, sizes, work) + rows * work.length * _SCORED_COLUMN, working)
 
 
+def reward(judge: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
+    """A reward model, one layer forward of the rows that a chip reads at once, and their hidden states."""
+    rows, columns = READ_AT_ONCE, judged_columns(judge, work)
+    hidden = rows * columns * judge.hidden_size * _itemsize(work)
+    layer = _layer(judge, sizes, work, rows, columns, columns, kernels)
+    return Memory(judge_bytes(judge, sizes, work) + rows * columns * _SCORED_COLUMN, hidden + layer)
+
+
 def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Memory:
     """Masters in, compute weights out, and the layers cast where they lie before any of them moves.
 
@@ -216,6 +236,7 @@ def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernel
         "score": score(config, train, work, kernels),
         "update": update(config, train, work, kernels),
     }
+    found |= {name: reward(judge, train, work, kernels) for name, judge in judge_phases(work).items()}
     absent = {"score"} - ({"score"} if work.scores else set()) | (
         {"reshard"} if shared(train, rollout, work) else set()
     )
@@ -227,6 +248,8 @@ def of_the_loop(
 ) -> dict[str, Number]:
     """Peak of each phase with what lies there meanwhile: masters and moments always, a reference where one scores.
 
+    Reward models stay where they read.
+
     Args:
       peaks: of each phase by itself, estimated or compiled.
       rollout: layout of sampling, where it may read the weights that are there; None: it has weights of its own.
@@ -237,4 +260,6 @@ def of_the_loop(
     reference = work.scores * here * (trained_size(work) if work.adapter else _itemsize(work))
     beside = {"reshard": moments, "prefill": masters + moments, "decode": masters + moments, "score": moments,
               "update": 0}  # fmt: skip
-    return {name: peak + beside[name] + reference for name, peak in peaks.items()}
+    own = {name: judge_bytes(judge, train, work) for name, judge in judge_phases(work).items()}
+    beside |= {name: kept_bytes(config, train, work) + moments - size for name, size in own.items()}
+    return {name: peak + beside[name] + reference + sum(own.values()) for name, peak in peaks.items()}

@@ -68,10 +68,13 @@ KNOWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def shape_of(model: str) -> ModelConfig:
+def shape_of(model: str, flag: str = "--model") -> ModelConfig:
     """The shape of a known model (any case, with its organisation or without), of a bundled one, of a folder or file.
 
     A folder has a ``config.json``; a file is one.
+
+    Args:
+      flag: that names it.
 
     Raises:
       UserError: for an unknown name or an unreadable file.
@@ -88,5 +91,5 @@ def shape_of(model: str) -> ModelConfig:
         if model in BUNDLED:
             return read_config(weights.bundled(model))
     except ValueError as error:
-        raise UserError(f"--model {model}: {error}") from error
-    raise UserError(f"--model {model} is no folder with config.json and none of {', '.join([*KNOWN, *BUNDLED])}")
+        raise UserError(f"{flag} {model}: {error}") from error
+    raise UserError(f"{flag} {model} is no folder with config.json and none of {', '.join([*KNOWN, *BUNDLED])}")

@@ -17,12 +17,12 @@ from jaxrl_llm.distributed.reshard import make_reshard
 from jaxrl_llm.distributed.ring import Parts
 from jaxrl_llm.distributed.rollout_weights import make_move, travelling
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.models import lora, quantised
+from jaxrl_llm.models import heads, lora, quantised
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import as_used, make_policy
 from jaxrl_llm.models.kernels import attention_kernels
-from jaxrl_llm.planning.work import Work, layout_of
+from jaxrl_llm.planning.work import Work, judge_phases, judged_columns, layout_of
 from jaxrl_llm.rollout.decode import Job, decode, stage_ends, step_keys
 from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import make_choice
@@ -228,6 +228,28 @@ def decode_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     return Phase(run, (params, rows), filled=(work.prompt + work.response / 2) / columns)
 
 
+def reward_phase(judge: ModelConfig, mesh: Mesh, work: Work) -> Phase:
+    """What a reward model says of the rows that it reads at once: the program of ``run.rated``."""
+    policy = make_policy(judge, compute_dtype=work.compute_dtype, **kernels(mesh))
+    params = jax.eval_shape(partial(as_used, judge, compute_dtype=work.compute_dtype), _params(policy, jnp.float32))
+    head = jax.eval_shape(lambda: heads.init_head(judge.hidden_size, jax.random.key(0)))
+    whole = (heads.READ_AT_ONCE * batch_parts(mesh), judged_columns(judge, work))
+    rows = _rows({name: (whole, jnp.int32) for name in Judged._fields}, mesh)
+    given = (
+        _abstract(params, rules.shardings(params, mesh)),
+        _abstract(head, jax.tree.map(lambda _: replicated(mesh), head)),
+    )
+    return Phase(partial(heads.rewards_of, policy), (*given, Judged(**rows)))
+
+
+class Judged(NamedTuple):
+    """Rows as a reward model reads them."""
+
+    tokens: Any
+    positions: Any
+    segment_ids: Any
+
+
 def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> dict[str, Callable[[], Phase]]:
     """The programs of one step in the order in which they run.
 
@@ -239,9 +261,13 @@ def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> d
         if work.adapter and mesh == rollout_mesh
         else {"reshard": lambda: reshard_phase(config, mesh, work, rollout_mesh)}
     )
-    return moves | {
-        "prefill": lambda: prefill_phase(config, rollout_mesh, work),
-        "decode": lambda: decode_phase(config, rollout_mesh, work),
-        "score": lambda: score_phase(config, mesh, work),
-        "update": lambda: update_phase(config, mesh, work),
-    }
+    return (
+        moves
+        | {
+            "prefill": lambda: prefill_phase(config, rollout_mesh, work),
+            "decode": lambda: decode_phase(config, rollout_mesh, work),
+            "score": lambda: score_phase(config, mesh, work),
+            "update": lambda: update_phase(config, mesh, work),
+        }
+        | {name: partial(reward_phase, judge, mesh, work) for name, judge in judge_phases(work).items()}
+    )

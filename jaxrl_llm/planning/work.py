@@ -28,6 +28,7 @@ class Work:
     ``train.optimisers.stochastic_rounding``. ``adapter``: the rank of what trains beside weights that do not, which are
     kept in the type that computes, or their matrices in ``base``, one of ``models.quantised.BASES``. ``sampled``,
     ``cached``: what rollouts keep matrices in, and keys and values, where that is less than the type that computes.
+    ``judges``: reward models that read every response, on the mesh of training.
     """
 
     prompt: int
@@ -47,6 +48,7 @@ class Work:
     base: str = ""
     sampled: str = ""
     cached: str = ""
+    judges: tuple[ModelConfig, ...] = ()
 
     @property
     def length(self) -> int:
@@ -95,6 +97,21 @@ def saved_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
 def cached_bytes(config: ModelConfig, work: Work) -> int:
     """Of a key or a value of one head and token: numbers of a byte have a scale in float32."""
     return config.head_dim + 4 if work.cached else config.head_dim * np.dtype(work.compute_dtype).itemsize
+
+
+def judge_phases(work: Work) -> dict[str, ModelConfig]:
+    """The reward models by the name of their phase."""
+    return {"reward" if len(work.judges) == 1 else f"reward {k}": x for k, x in enumerate(work.judges, 1)}
+
+
+def judge_bytes(judge: ModelConfig, sizes: Sizes, work: Work) -> Number:
+    """Of a reward model on the fullest chip, in the type that computes."""
+    return np.dtype(work.compute_dtype).itemsize * held(judge, sizes)
+
+
+def judged_columns(judge: ModelConfig, work: Work) -> int:
+    """Of a row as a reward model reads it, whose own tokens are taken to be as many as those of the policy."""
+    return min(work.length, judge.max_positions)
 
 
 def shared(train: Sizes, rollout: Sizes, work: Work) -> bool:

@@ -34,6 +34,7 @@ class Settings:
     prompts: int = 16  # per step
     group: int = 8  # responses to each prompt
     reference: bool = False  # a frozen copy scores every response
+    reward: tuple[str, ...] = ()  # reward models that read every response: known names, folders, or config.json
     # what the matrices that train are kept in, as of the main job
     weights: Literal["float32", "bfloat16"] = "float32"
     lora: int = 0  # rank of an adapter that trains in place of the weights, as of the main job; 0: all weights train
@@ -117,6 +118,7 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         prompt, response, rows, rows, group=settings.group, scores=int(settings.reference),
         planner=planner, filled=settings.filled, weights=jnp.dtype(settings.weights), adapter=settings.lora,
         base=base_of(settings), sampled=settings.rollout_weights, cached=settings.rollout_cache,
+        judges=tuple(shape_of(name, "--reward") for name in settings.reward),
     )  # fmt: skip
 
 
@@ -186,8 +188,12 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
     return config, topology, shown, details
 
 
-def job_flags(plan: Plan) -> str:
-    """The flags of the main job that run what is planned, but for rollouts in parts, which have none."""
+def job_flags(plan: Plan, rewards: tuple[str, ...] = ()) -> str:
+    """The flags of the main job that run what is planned, but for rollouts in parts, which have none.
+
+    Args:
+      rewards: names of the reward models.
+    """
     work = plan.work
     apart = [] if shared(plan.train, plan.rollout, work) else [f"--rollout-mesh {plan.rollout.spec}"]
     words = [f"--mesh {plan.train.spec}", *apart, "--compute bfloat16 --attention auto"]
@@ -198,6 +204,7 @@ def job_flags(plan: Plan) -> str:
     words += [f"--rollout-weights {work.sampled}"] * (work.sampled != "")
     words += [f"--rollout-cache {work.cached}"] * (work.cached != "")
     words += [f"--lora {work.adapter}"] * (work.adapter > 0) + [f"--lora-base {work.base}"] * (work.base != "")
+    words += [f"--reward {' '.join(rewards)}"] * bool(rewards)
     return " ".join([*words, f"--layout {layouts[work.planner]}", *["--remat"] * work.remat])
 
 
@@ -209,12 +216,13 @@ def resharded(config: ModelConfig, plan: Plan) -> tuple[Number, Number]:
 
 
 def as_data(
-    config: ModelConfig, plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled]
-) -> dict[str, Any]:
+    config: ModelConfig, plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled],
+    rewards: tuple[str, ...] = (),
+) -> dict[str, Any]:  # fmt: skip
     """One choice for programs."""
     most, whole = resharded(config, plan)
     return {
-        "flags": job_flags(plan),
+        "flags": job_flags(plan, rewards),
         "mesh": plan.train.spec,
         "rollout_mesh": plan.rollout.spec,
         "microbatches": plan.work.microbatches,
@@ -269,7 +277,7 @@ def schedule_lines(phases: dict[str, dict[str, Any]]) -> list[str]:
     return out
 
 
-def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> list[str]:
+def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int, rewards: tuple[str, ...] = ()) -> list[str]:
     """One choice for people."""
     work = plan.work
     verdict = "fits" if plan.peak <= topology.chip.hbm else "DOES NOT FIT"
@@ -284,7 +292,7 @@ def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> l
     else:
         most, whole = resharded(config, plan)
         out.append(f"   resharding brings {most:.2f} GiB to the chip that receives most, {whole:.1f} in all")
-    out.append(f"   flags of the main job: {job_flags(plan)}")
+    out.append(f"   flags of the main job: {job_flags(plan, rewards)}")
     share = plan.peak / topology.chip.hbm
     out.append(
         f"   {verdict}: {plan.peak / GIB:.2f} of {topology.chip.hbm / GIB:.2f} GiB ({share:.0%}), limited by "
@@ -307,7 +315,8 @@ def run(settings: Settings) -> int:
     how = "compiled ahead of time" if details else "estimated in closed form"
     missing = topology.tpu and not compiled.available()
     if settings.json:
-        data = [as_data(config, plan, topology, f) for plan, f in zip(shown, details or [{}] * len(shown), strict=True)]
+        pairs = zip(shown, details or [{}] * len(shown), strict=True)
+        data = [as_data(config, plan, topology, figures, settings.reward) for plan, figures in pairs]
         would = {name: {"mesh": p.train.spec, "peak_gib": round(p.peak / GIB, 3)} for name, p in larger.items()}
         print(json.dumps({"model": settings.model, "parameters": config.num_parameters, "topology": topology.name,
                           "chips": topology.chips, "hbm_gib": topology.chip.hbm / GIB, "memory": how,
@@ -327,7 +336,7 @@ def run(settings: Settings) -> int:
         why = ": libtpu is not installed (pip install 'jaxrl_llm[plan]')" if missing and not settings.estimate else ""
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):
-            print("\n".join(lines(config, plan, topology, number)))
+            print("\n".join(lines(config, plan, topology, number, settings.reward)))
             if settings.schedule:
                 print("\n".join(schedule_lines(scheduled(config, plan, topology, details[number - 1]))))
         if not any(plan.peak <= topology.chip.hbm for plan in shown):

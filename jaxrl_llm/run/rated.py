@@ -11,28 +11,27 @@ classifiers the whole conversation as their template writes it, or, of prompts t
 import functools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array
 
 from jaxrl_llm.data.chat import encode_chat, encode_prompt
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import heads
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import parts
 from jaxrl_llm.train.methods import supervised
-from jaxrl_llm.types import Params, Policy, Trajectories
+from jaxrl_llm.types import Params, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier
 
-AT_ONCE = 16  # rows that a device reads at once
 COLUMNS = 128  # of the shortest rows, see ``parts.bucket``
 
 
@@ -62,12 +61,6 @@ def load_reward_model(
         flag=flag,
     )  # fmt: skip
     return RewardModel(name, model, head, classifier)
-
-
-def rewards_of(policy: Policy, params: Params, head: Params, rows: Any) -> Array:
-    """What the head says at the end of every row ``[B]``; ``rows`` with ``tokens, positions, segment_ids``."""
-    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-    return heads.sequence_rewards(head, hidden, rows.segment_ids)
 
 
 def read_head(name: str, flag: str = "--reward") -> tuple[Params, bool]:
@@ -168,9 +161,9 @@ def make_model_reward(found: RewardModel) -> Callable[[Sequence[list[int]]], np.
       UserError: when called, for a reward that is no finite number.
     """
     model, pad = found.model, found.model.tokenizer.pad_id
-    size = AT_ONCE * (1 if model.mesh is None else meshes.batch_parts(model.mesh))
+    size = heads.READ_AT_ONCE * (1 if model.mesh is None else meshes.batch_parts(model.mesh))
 
-    rewards = jax.jit(functools.partial(rewards_of, model.policy))
+    rewards = jax.jit(functools.partial(heads.rewards_of, model.policy), compiler_options=options_of())
 
     def score(ids: Sequence[list[int]]) -> np.ndarray:
         most = model.config.max_positions

@@ -129,7 +129,7 @@ def _in_layouts(
         state, metrics = learn(online, state, drawn, rewards, batch, layout)
         return (state if place is None else place(state)), metrics
 
-    estimate = jax.jit(partial(estimated, online))
+    estimate = jax.jit(partial(estimated, online), compiler_options=options_of())
     update = jax.jit(updated, donate_argnums=0, compiler_options=options_of())
 
     def planned(rows: Any, parts: int) -> tuple[Any, float]:

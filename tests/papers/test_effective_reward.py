@@ -1,15 +1,20 @@
 """Clip and Delta: bounded rewards of steps, by the paper's numbers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reward_models import effective_reward
+from experiments.reward_models import effective_reward, pav
 from experiments.reward_models.parts import progress_verifier, step_labels
 from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.train import online
+from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.types import Rewards
 from tests import close
 
 SCORES = jnp.array([[0.9, 0.7, 0.8, 0.6]])
@@ -101,3 +106,25 @@ def test_the_learned_arms_differ_in_their_scores_alone():
     assert base.outcome_from == 0 and effective_reward.ARMS["learned_orm"]["outcome_from"] == 256
     assert base.learned_from == 0 and effective_reward.ARMS["learned"] == {"learned_from": 256}
     assert effective_reward.ARMS["learned_naive"]["shape"] is effective_reward.ARMS["naive"]["shape"]
+
+
+@pytest.mark.parametrize("paper", [effective_reward, pav])
+def test_a_kl_to_the_start_is_taken_off_what_the_steps_are_paid(paper):
+    """Rows that the start finds one nat likelier than the sampler did: every token is paid the weight more."""
+    settings = paper.Settings(**paper.EMBEDDED | paper.SMOKE | {"max_new_tokens": 10})
+    free, bound = (paper.build(dataclasses.replace(settings, kl_weight=weight)) for weight in (0.0, 0.5))
+    params, (mine, theirs) = free.init(jax.random.key(0)), (plan.stages[-1].method for plan in (free, bound))
+    state, kept = (plan.stages[-1].extras(params, jax.random.key(1)) for plan in (free, bound))
+    assert kept.keys() - state.keys() == {"reference"}
+    rows = online.roll(
+        theirs, params["model"], jax.random.key(2), jnp.zeros((), jnp.int32), jnp.arange(2, dtype=jnp.int32)
+    )
+    logp, _ = score_tokens(mine.policy, params["model"], rows)
+    rows = rows._replace(sampler_logp=jnp.where(rows.mask, logp - 1.0, 0.0))
+    rewards = Rewards(jnp.ones(rows.mask.shape[0]), jnp.ones(rows.mask.shape[0], bool))
+    without, other = (m.estimate(params, kept, rows, rewards).extras["returns"] for m in (mine, theirs))
+    left = np.asarray(rows.mask)[:, ::-1].cumsum(1)[:, ::-1]  # the last of lambda 1 are sums of what is still paid
+    difference = np.where(rows.mask, np.asarray(other) - np.asarray(without), 0.0)
+    close.assert_same_sums(
+        difference, np.where(rows.mask, 0.5 * left, 0.0), close.forward_sums(recipes.bench(settings).model.config, 64)
+    )

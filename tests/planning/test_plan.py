@@ -16,6 +16,7 @@ from jaxrl_llm.distributed import expert_exchange, rules
 from jaxrl_llm.distributed.mesh import parse_sizes
 from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import heads
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.quantised import BITS
@@ -118,6 +119,59 @@ def test_closed_form_against_the_compiler(case, phase):
     guess = estimate.memory(config, train, rollout, work)[phase]
     assert guess.arguments == pytest.approx(found.arguments, rel=OF_ARGUMENTS)
     assert guess.peak == pytest.approx(found.peak, rel=OF_PEAKS), (guess, found)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(fsdp=8), Sizes(fsdp=4, tensor=2)])
+def test_reward_models_are_planned_as_they_read(sizes):
+    """Within 15 % of the compiler's assignment for the program of a run; their own shape, their own context."""
+    judge = _tiny(num_layers=4, hidden_size=128, max_positions=96)
+    work = Work(64, 64, 32, 32, group=2, compute_dtype=jnp.float32, judges=(judge, _tiny()))
+    names = ("reward 1", "reward 2")
+    found = compiled.of_step(_tiny(), sizes, sizes, work, jax.devices(), names=names)
+    guess = estimate.memory(_tiny(), sizes, sizes, work)
+    assert found.keys() == set(names) and set(names) < guess.keys()
+    for name in names:
+        assert guess[name].arguments == pytest.approx(found[name].arguments, rel=OF_ARGUMENTS)
+        assert guess[name].peak == pytest.approx(found[name].peak, rel=OF_PEAKS), (name, guess[name], found[name])
+
+
+def test_reward_models_lie_beside_every_phase():
+    """Two of them by hand: both in bfloat16 all along, each with what it needs while it reads."""
+    config, judges = small_config("llama"), (_tiny(), _tiny(num_layers=4))
+    here, (one, two) = held(config, Sizes()), (2 * held(judge, Sizes()) for judge in judges)
+    work = dataclasses.replace(WORK, judges=judges)
+    alone = {"decode": 2.0, "update": 4.0, "reward 1": one + 5.0, "reward 2": two + 6.0}
+    assert estimate.of_the_loop(config, Sizes(), alone, work) == {
+        "decode": 2 + 12 * here + one + two, "update": 4 + one + two, "reward 1": 5 + 12 * here + one + two,
+        "reward 2": 6 + 12 * here + one + two,
+    }  # fmt: skip
+
+
+def test_a_reward_model_by_hand():
+    """One chip: operations on every token of all rows, without the vocabulary's product."""
+    judge, chip = shapes.shape_of("Llama-3.2-1B"), chips.CHIPS["v6e"]
+    work = Work(256, 256, 64, 64, judges=(judge,))
+    active, tokens = judge.num_parameters - 128256 * 2048, 64 * 512
+    attention = 4 * 16 * 32 * 64 * tokens * 256
+    seconds = (2 * active * tokens + attention) / chip.flops
+    assert cost.step_seconds(judge, chip, Sizes(), Sizes(), work)["reward"] == doubles(seconds)
+    least = cost.least_seconds(judge, chip, Sizes(), Sizes(), work)["reward"]
+    assert least == doubles(seconds * heads.READ_AT_ONCE / 64)
+
+
+def test_a_reward_model_in_a_plan(capsys):
+    words = ["--model", "Qwen3-1.7B", "--topology", "v5e:2x4", "--estimate", "--show", "1", "--json"]
+    assert cli.cli(words) == 0
+    without = json.loads(capsys.readouterr().out)["plans"][0]
+    assert cli.cli([*words, "--reward", "Llama-3.2-3B"]) == 0
+    found = json.loads(capsys.readouterr().out)["plans"][0]
+    held_too = 2 * held(shapes.shape_of("Llama-3.2-3B"), Sizes(fsdp=8)) / 2**30
+    assert found["mesh"] == without["mesh"] == "fsdp=8"
+    assert found["peak_gib"]["update"] - without["peak_gib"]["update"] == pytest.approx(held_too, abs=1e-3)
+    assert found["roofline_seconds"]["reward"] > 0 and "reward" not in without["peak_gib"]
+    assert flags.read(Settings, found["flags"].split(), prog="jaxrl").reward == ("Llama-3.2-3B",)
+    assert cli.cli([*words, "--reward", "Qwen3-32B", "Llama-3-70B"]) == 1
+    assert json.loads(capsys.readouterr().out)["would_fit"]
 
 
 NARROW = {"compute_dtype": jnp.bfloat16, "weights": jnp.bfloat16}
@@ -515,6 +569,7 @@ def test_command_where_nothing_fits(capsys):
             "their base is kept in float32, to be rounded once, which is no plan; drop one of them",
         ),
         (["--modle", "Qwen3-8B"], "--model"),
+        (["--model", "nano", "--estimate", "--reward", "nobody"], "--reward nobody is no folder with config.json"),
     ],
 )
 def test_wrong_commands(capsys, words, message):

@@ -29,7 +29,7 @@ from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts
 from jaxrl_llm.train import offline
-from jaxrl_llm.train.methods import actor_critic, supervised
+from jaxrl_llm.train.methods import actor_critic, episode_methods, supervised
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
@@ -185,14 +185,25 @@ def warm_stage(
     return Stage(method, steps)
 
 
-def make_ppo(settings: OnlineSettings, found: Bench, token_rewards: Callable[..., Array]) -> Online:
-    """PPO with a value head and Monte Carlo returns of ``token_rewards(params, extras, rows, rewards) -> [B, T]``."""
+def make_ppo(
+    settings: OnlineSettings, found: Bench, token_rewards: Callable[..., Array], *, kl_weight: float = 0.0
+) -> Online:
+    """PPO with a value head and Monte Carlo returns of ``token_rewards(params, extras, rows, rewards) -> [B, T]``.
+
+    Args:
+      kl_weight: of the KL to the policy in the stage's extras, see ``episode_methods.model_for``, in the reward of
+        every token; 0: no reference.
+    """
     policy, temperature = found.model.policy, settings.temperature
     return recipes.make_online(
         settings,
         found,
         estimate=actor_critic.make_value_estimate(
-            policy, token_rewards=token_rewards, lam=1.0, temperature=temperature
+            policy,
+            token_rewards=token_rewards,
+            lam=1.0,
+            temperature=temperature,
+            **episode_methods.restrained(kl_weight),
         ),
         loss=actor_critic.make_actor_critic_loss(policy, temperature=temperature),
         tx=optax.adam(settings.learning_rate),
