@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.asynchronous.threads import Apart
 from jaxrl_llm.distributed import direct_transfer, rules
 from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.train import online
 from jaxrl_llm.train.online import Drawn, Online
 from jaxrl_llm.train.step import trained_part
@@ -69,7 +70,7 @@ def make_apart(
         trajectories, rewards = to(split, (drawn.trajectories, rewards))
         return drawn._replace(ids=ids, sampler=sampler, trajectories=trajectories), rewards
 
-    begin = jax.jit(partial(online.begin, generator._replace(actor=online.current_params)))
+    begin = jit_sampling(partial(online.begin, generator._replace(actor=online.current_params)))
     to = partial(rules.shardings, mesh=after)
     send_whole, send_changed = (direct_transfer.make_send(to, what) for what in (read, changed))
 

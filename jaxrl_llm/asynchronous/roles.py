@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxrl_llm.asynchronous.transfer_queue import StorageUnit
 from jaxrl_llm.distributed import weight_transfer
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import checkpoint, online
 from jaxrl_llm.train.host import make_host_loop
@@ -69,7 +70,7 @@ def make_program(
     def later(part: Callable[..., Trajectories], params: Any, key: Any, step: Any, ids: Any, rows: Any) -> Trajectories:
         return part(params, rows, sample_keys(key, step, ids, method.group_size))
 
-    rolls = tuple(jax.jit(roll) for roll in (first, *(partial(later, part) for part in go_on)))
+    rolls = tuple(jit_sampling(roll) for roll in (first, *(partial(later, part) for part in go_on)))
     draw = jax.jit(partial(online.draw, method))
     return Program(method, start, draw, rolls, loop.score, loop.finish, reference)
 

@@ -1,6 +1,6 @@
 """Options of the compiler, set here alone, by generation of TPU and for GPUs, each with a figure that justifies it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -52,3 +52,15 @@ def options_of(devices: Sequence[Any] | None = None, *, samples: bool = False) -
     if options is not None and len(devices) > _MOST_BESIDE.get(generation, len(devices)):
         return {name: value for name, value in options.items() if name not in _BESIDE}
     return options
+
+
+def jit_sampling(function: Callable[..., Any], **settings: Any) -> Any:
+    """``jax.jit`` of a program that samples: on a mesh along ``fsdp`` a prompt's products are those of training.
+
+    By the compiler's own count 32 prompts x 1,024 tokens on ``fsdp=8``, four layers of Qwen3-1.7B on v5e:2x4, take
+    17.6 ms where products are left whole, 31.5 in windows; on meshes of sampling and in decoding nothing changes.
+
+    Args:
+      settings: others of ``jax.jit``.
+    """
+    return jax.jit(function, compiler_options=options_of(samples=True), **settings)

@@ -14,6 +14,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.subset import make_subset
 from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
@@ -80,7 +81,7 @@ def pass_rates(
     found: Bench, by: job.Model, rows: np.ndarray, *, samples: int, max_new_tokens: int, temperature: float = 1.0
 ) -> np.ndarray:
     """Share of right responses of a model of the bench's tokenizer to the given training rows ``[len(rows)]``."""
-    rollout = jax.jit(
+    rollout = jit_sampling(
         recipes.rollout_of_model(by, group_size=samples, max_new_tokens=max_new_tokens, temperature=temperature)
     )
     score = jax.jit(found.score) if found.score else lambda answers, sampled: found.host_score(sampled)

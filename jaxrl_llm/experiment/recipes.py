@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
@@ -343,7 +344,7 @@ def _measure(
     found = opened(settings)
     rollout = rollout_of(settings, found, group_size=samples, temperature=temperature, measured=True)
     if found.score is None:
-        return partial(measure_on_host, jax.jit(rollout), found.heldout, found.heldout_score, samples)
+        return partial(measure_on_host, jit_sampling(rollout), found.heldout, found.heldout_score, samples)
 
     def measure(params, key):
         rows = sample_all(rollout, params, found.heldout, key, samples)

@@ -27,6 +27,7 @@ from jaxtyping import Array
 from jaxrl_llm import losses, reduce
 from jaxrl_llm.data.pieces import same_vocabulary
 from jaxrl_llm.data.problems import encode_problems
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
@@ -366,7 +367,7 @@ def build(settings: Settings) -> Plan:
     )
     plan = recipes.one_stage(settings, found, online)
     if settings.format == "prompts":  # without answers nothing is right or wrong
-        rollout = jax.jit(recipes.rollout_of(settings, found, group_size=settings.eval_samples, measured=True))
+        rollout = jit_sampling(recipes.rollout_of(settings, found, group_size=settings.eval_samples, measured=True))
         plan = plan._replace(measure=partial(lengths, settings, found, rollout, partial(unjudged, {})))
     return plan._replace(on_host=True, host_score=None if found.score is not None else partial(unjudged, {}))
 

@@ -24,6 +24,7 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data.problem import Problem, all_known
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import UserError, from_callbacks
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
@@ -226,7 +227,7 @@ def measure_of_samples(
     settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None, score: host.Scorer
 ) -> Callable[[Params, Key], dict[str, Any]]:
     """Samples of the held-out problems, in the layout of rollouts; the same keys at every step and seed."""
-    rollout = jax.jit(rollout_of_flags(settings, model, settings.eval_samples, mesh))
+    rollout = jit_sampling(rollout_of_flags(settings, model, settings.eval_samples, mesh))
     move = make_move(settings, model, mesh)
 
     def measure(params: Params, key: Key) -> dict[str, Any]:
@@ -310,7 +311,7 @@ def begin_with(found: Opened, plan: Plan, run: pathlib.Path) -> Callable[[Stage,
             return state
         samples = settings.value_samples
         hosts.say(f"values of {len(tables.train)} training prompts, by {samples} responses of the loaded model to each")
-        rollout = jax.jit(rollout_of_flags(settings, found.model, samples, found.mesh))
+        rollout = jit_sampling(rollout_of_flags(settings, found.model, samples, found.mesh))
         drawn = evaluate.sampled(
             rollout, plan.host_score, params if plan.move is None else plan.move(params)[0], tables.train_table,
             jax.random.fold_in(jax.random.key(EVAL_KEY), settings.seed), samples=samples,

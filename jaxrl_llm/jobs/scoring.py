@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-import jax
 from jaxtyping import Array
 
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import all_known
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.run import bench, options, parts, rated
 from jaxrl_llm.run.method import check_judged, own_rewards
@@ -69,5 +69,5 @@ def with_reward(
         return found, None
     train, heldout, _ = judged(settings, found, verifier)
     found, samples = found._replace(score=None, host_score=train, heldout_score=heldout), settings.eval_samples
-    rollout = jax.jit(recipes.rollout_of(settings, found, group_size=samples, measured=True))
+    rollout = jit_sampling(recipes.rollout_of(settings, found, group_size=samples, measured=True))
     return found, partial(recipes.measure_on_host, rollout, found.heldout, heldout, samples, more=mean_reward)

@@ -194,11 +194,11 @@ def of_step(
     Args:
       whole: every layer is compiled; else ``of_depths`` where layers are compiled one by one.
     """
-    trains = options_of(chips)
+    samples, trains = options_of(chips, samples=True), options_of(chips)
     meshes = train.mesh(chips), rollout.mesh(chips)
 
     def of(name: str) -> Compiled:
-        options = trains if name in ("score", "update", *judge_phases(work)) else None
+        options = {"reshard": None, "prefill": samples, "decode": samples}.get(name, trains)
         settings = {"effort": effort, "options": options, "chip": chip}
         if whole or len(set(config.windows)) > 1 or not apart(config, name, work):
             return of_phase(phases(config, *meshes, work)[name](), **settings)

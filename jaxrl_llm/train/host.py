@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.distributed import hosts
-from jaxrl_llm.distributed.compiler_options import options_of
+from jaxrl_llm.distributed.compiler_options import jit_sampling, options_of
 from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import packing, parity, skipped
@@ -92,13 +92,13 @@ def make_host_loop(
         return (state if place is None else place(state)), metrics
 
     apart = world is not None or move is not None
-    first = jax.jit(partial(prompted if apart else begin, online))
+    first = jit_sampling(partial(prompted if apart else begin, online))
     if planner is None or online.minibatches > 1 or not packing.takes(online.loss):
         last = jax.jit(end, donate_argnums=0, compiler_options=options_of())
         ends = [last]
     else:
         last, ends = _in_layouts(online, planner, shards, place)
-    roll, choose = jax.jit(online.rollout), jax.jit(partial(draw, online))
+    roll, choose = jit_sampling(online.rollout), jax.jit(partial(draw, online))
 
     def begun(state: TrainState) -> Drawn:
         ids, sampler, tokens, valid, keys = first(state)

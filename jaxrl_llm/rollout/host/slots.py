@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import draw
 from jaxrl_llm.types import Cache, Key, Params, Policy
@@ -78,11 +79,11 @@ def make_programs(
         pad_id,
     )  # fmt: skip
     return Programs(
-        prefill=jax.jit(partial(_prefill, policy)),
+        prefill=jit_sampling(partial(_prefill, policy)),
         open=partial(_open, policy),
         seat=jax.jit(_seat, donate_argnums=0),
-        read=jax.jit(partial(_read, policy), donate_argnums=1),
-        decode=jax.jit(decode, donate_argnums=1),
+        read=jit_sampling(partial(_read, policy), donate_argnums=1),
+        decode=jit_sampling(decode, donate_argnums=1),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.run import parts
 
@@ -58,7 +59,7 @@ def make_decode(model: parts.Model, *, most: int) -> Callable[[Sequence[Question
                 pad_id=tokenizer.pad_id, temperature=temperature, top_p=top_p if cut else None,
             )  # fmt: skip
 
-        return jax.jit(run)
+        return jit_sampling(run)
 
     @jax.jit
     def keys_of(seeds, choices):

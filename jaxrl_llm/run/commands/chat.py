@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import hub
 from jaxrl_llm.rollout.keys import sample_keys
@@ -42,7 +43,7 @@ def make_answer(settings: Any, model: parts.Model | None = None) -> Callable[...
     """
     sampling = options.sampling_of(settings)._asdict()
     model = options.open_model(settings, trains=False) if model is None else model
-    rollout = jax.jit(parts.make_rollout(model, group_size=1, **sampling))
+    rollout = jit_sampling(parts.make_rollout(model, group_size=1, **sampling))
     template = model.tokenizer.chat_template is not None
     if not template and (system := getattr(settings, "system", "")):
         raise UserError(f"--system {system!r} is a message for a chat template, and --model {settings.model} has none; "

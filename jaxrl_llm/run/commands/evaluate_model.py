@@ -18,6 +18,7 @@ from jaxrl_llm.data import formats
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.problem import Problem, all_known
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.metrics.intervals import Interval, best_of_k, mean_interval, pass_at_k, score_interval
 from jaxrl_llm.models.io import hub
@@ -158,7 +159,9 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
     if columns > model.config.max_positions:
         raise UserError(f"prompt and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's "
                         f"context has {model.config.max_positions}; lower it")  # fmt: skip
-    rollout = jax.jit(parts.split_rows(parts.make_rollout(model, group_size=settings.samples, **sampling), model.mesh))
+    rollout = jit_sampling(
+        parts.split_rows(parts.make_rollout(model, group_size=settings.samples, **sampling), model.mesh)
+    )
     lines, key, chunk = [], jax.random.key(settings.seed), min(CHUNK, len(problems))
     load = rated.load_named(verify, mesh=model.mesh, compute=settings.compute, attention=settings.attention)
     rate = rated.make_rate(load, model.tokenizer, problems, chat=settings.chat)
