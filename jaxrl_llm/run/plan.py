@@ -118,7 +118,9 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         prompt, response, rows, rows, group=settings.group, scores=int(settings.reference),
         planner=planner, filled=settings.filled, weights=jnp.dtype(settings.weights), adapter=settings.lora,
         base=base_of(settings), sampled=settings.rollout_weights, cached=settings.rollout_cache,
-        judges=tuple(shape_of(name, "--reward") for name in settings.reward),
+        judges=tuple(  # they say no token: no projection to the vocabulary is read
+            dataclasses.replace(shape_of(name, "--reward"), tie_embeddings=True) for name in settings.reward
+        ),
     )  # fmt: skip
 
 

@@ -170,6 +170,8 @@ def test_a_reward_model_in_a_plan(capsys):
     assert found["peak_gib"]["update"] - without["peak_gib"]["update"] == pytest.approx(held_too, abs=1e-3)
     assert found["roofline_seconds"]["reward"] > 0 and "reward" not in without["peak_gib"]
     assert flags.read(Settings, found["flags"].split(), prog="jaxrl").reward == ("Llama-3.2-3B",)
+    work = cli.work_of(cli.Settings(estimate=True, reward=("Llama-3-8B",)), shapes.shape_of("nano"))
+    assert [judge.num_parameters for judge in work.judges] == [PARAMETERS["Llama-3-8B"] - 128256 * 4096]
     assert cli.cli([*words, "--reward", "Qwen3-32B", "Llama-3-70B"]) == 1
     assert json.loads(capsys.readouterr().out)["would_fit"]
 
