@@ -316,6 +316,9 @@ def test_an_asynchronous_run_without_staleness_is_the_host_loop(tmp_path, monkey
     ray.shutdown()
     weights_of = (tmp_path / name / "model" / "model.safetensors" for name in more)
     assert len({path.read_bytes() for path in weights_of}) == 1
+    texts = ((tmp_path / name / view.FILE).read_text().splitlines() for name in more)
+    last, shown = ([line for line in map(json.loads, lines) if line["step"] == 2] for lines in texts)
+    assert last and shown == last, "rollouts to be read"
 
 
 def test_an_asynchronous_run_says_what_the_host_loop_says(tmp_path):

@@ -150,7 +150,7 @@ class _Run:
         rows = [row for step in range(self.first, self.steps) for row in self._rows(step)]
         seconds = time.monotonic() - self.started
         loads = {task: self.table.loads(task) for task in ("score", *(["refer"] if self.program.reference else []))}
-        return Report(history, rows, self.events, dict(self.waits), self.transfers, seconds, loads)
+        return Report(history, rows, self.events, dict(self.waits), self.transfers, seconds, loads, self.now.lesson)
 
     def _patience(self, now: float) -> float:
         workers = self.workers.values()

@@ -77,6 +77,7 @@ class Report(NamedTuple):
     transfers: list[Transfer]
     seconds: float
     loads: dict[str, dict[str, float]]  # by task: the tokens that each of its workers had
+    lesson: Any  # ``roles.Lesson`` of the last update; None where the learner was lost behind it
 
 
 class Stuck(RuntimeError):

@@ -125,6 +125,13 @@ class Rolled(NamedTuple):
     oldest: int  # version that drew one of them
 
 
+class Lesson(NamedTuple):
+    """The rows of an update, and what they earned."""
+
+    trajectories: Trajectories
+    rewards: Rewards
+
+
 class Published(NamedTuple):
     """Where the learner stands: its step, the curriculum, and the newest step on disk."""
 
@@ -134,6 +141,7 @@ class Published(NamedTuple):
     manifest: weight_transfer.Manifest  # the newest weights to fetch, perhaps of an earlier step, see ``newest``
     saved: int
     metrics: dict[str, float]  # of the newest update; empty before the first
+    lesson: Lesson | None = None  # of the last update of all, to be read
 
 
 class Gone(RuntimeError):
@@ -429,8 +437,9 @@ def learn(
     if last or (step + 1) % learner.every == 0:
         checkpoint.save(learner.folder, learner.state, note={"metrics": learner.metrics})
         learner.saved = step + 1
-    if not last:  # nobody generates with the last ones
-        _publish(learner)
+    if last:  # nobody generates with its weights
+        return standing(learner)._replace(lesson=Lesson(*on_host((drawn.trajectories, judged))))
+    _publish(learner)
     return standing(learner)
 
 

@@ -36,7 +36,7 @@ from jaxrl_llm.train.host import HostLoop
 from jaxrl_llm.train.online import Online, model_part
 from jaxrl_llm.train.packing import Planner, packed_rows
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Key, Params, TrainState
+from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
 
 EVAL_KEY = 20_000
 SHOWN_ROWS = 8  # of a rollout, written to be read; two groups at least
@@ -527,7 +527,7 @@ class SeedRun:
             every = self.keeping.checkpoint_every
             keep = (step - offset) % every == 0 or step == offset + stage.steps or stopping
             if iteration is not None and (keep or step == 1):
-                self._look(index, iteration, step, logs)
+                self._look(index, iteration.state, iteration.drawn.trajectories, iteration.rewards, step, logs)
             if keep:
                 self._save(logs, index, step, now)
             yield rows, now
@@ -574,7 +574,7 @@ class SeedRun:
         def seen(iteration: host.Iteration) -> dict[str, float]:
             row, step = line(iteration), offset + int(iteration.state.step)
             if step in (1, upto):  # rollouts are to be read where a checkpoint is kept, as in the host loop
-                self._look(index, iteration, step, logs)
+                self._look(index, iteration.state, iteration.drawn.trajectories, iteration.rewards, step, logs)
             return row
 
         if jax.process_count() > 1:
@@ -613,6 +613,8 @@ class SeedRun:
             hosts.say(f"{event.kind} {event.who}: {event.cause}")
         state = checkpoint.restore(checkpoint.latest(folder), state)
         shutil.rmtree(folder)
+        if report.lesson is not None:
+            self._look(index, state, *report.lesson, upto, logs)
         return state, report.history
 
     def _offline(self, index, stage, state, offset, at, end):
@@ -640,7 +642,9 @@ class SeedRun:
             yield {at + 1 + k: {n: float(x[k]) for n, x in host_side.items()} for k in range(steps)}, state, None
             at += steps
 
-    def _look(self, index: int, iteration: host.Iteration, step: int, logs: _Logs) -> None:
+    def _look(
+        self, index: int, state: TrainState, rollouts: Trajectories, rewards: Rewards, step: int, logs: _Logs
+    ) -> None:
         """Writes the first rows of a rollout to be read, where there is a tokenizer to read them with."""
         model, method = self.plan.model, self.plan.stages[index].method
         if logs.folder is None or model is None:
@@ -650,8 +654,7 @@ class SeedRun:
             self.looks[index] = transcripts.make_look(
                 method, model.tokenizer.decode, rows=groups * method.group_size, temperature=self.temperature
             )
-        rollouts = iteration.drawn.trajectories
-        lines = self.looks[index](iteration.state, rollouts, iteration.rewards, step)
+        lines = self.looks[index](state, rollouts, rewards, step)
         if hosts.is_first():
             for line in lines:
                 record.append_line(logs.folder / view.FILE, line)
