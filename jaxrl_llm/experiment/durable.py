@@ -26,6 +26,7 @@ from jaxrl_llm.asynchronous.roles import Program
 from jaxrl_llm.asynchronous.workers import Threads, Workers
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.run import flags, lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
@@ -366,7 +367,7 @@ class SeedRun:
         on_host = self.mesh is not None and plan.host_score is not None
         self.shown = lockstep.to_all(self.mesh) if on_host else lockstep.as_drawn
         measure = plans.measured(plan)
-        self.measure = measure if plan.on_host else jax.jit(measure)
+        self.measure = measure if plan.on_host else jit_sampling(measure)
         self.loops: dict[int, HostLoop] = {}
         self.aparts: dict[int, threads.Apart] = {}
         self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
