@@ -122,7 +122,7 @@ def _compiled(function):
     return jax.jit(over_seeds(function))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)  # the chunks of all looks
 def _first(init, seeds: tuple[int, ...]):
     """The first parameters of the seeds, computed once for all arms with the same ``init``."""
     return _compiled(init)(_keys(seeds))
