@@ -272,7 +272,7 @@ def _reader(rows: Rows, settings: Any, policy: Policy) -> tuple[Callable[..., Ar
     @jax.jit
     def score(params: Params, prompts: Array, responses: Array) -> Array:
         whole = strings.whole(world, prompts, responses)
-        return rated.rewards_of(policy, params["model"], params["head"], whole)
+        return heads.rewards_of(policy, params["model"], params["head"], whole)
 
     def read(params: Params, prompts: Array, responses: Array) -> Array:
         return strings.in_pieces(world, partial(score, params), prompts, responses)
