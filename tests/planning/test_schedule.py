@@ -1,5 +1,7 @@
 """Schedules by the TPU compiler's own count: a program by hand, and the loop that decodes, compiled."""
 
+import ast
+import collections
 import importlib.metadata
 import json
 import pathlib
@@ -234,6 +236,38 @@ def test_options_are_those_of_a_generation():
     jax.jit(lambda x: x + 2, compiler_options=compiler_options.ON_GPU)(1)  # names and values are the compiler's
     assert compiler_options.options_of() is None  # a CPU
     jax.jit(lambda x: x + 1, compiler_options=compiler_options.options_of())(1)
+
+
+def test_programs_that_sample_have_the_options_of_a_run(monkeypatch):
+    device, seen = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite"), []
+    monkeypatch.setattr(jax, "devices", lambda: [device] * 8)
+    monkeypatch.setattr(jax, "jit", lambda function, **settings: seen.append((function, settings)))
+    compiler_options.jit_sampling(len, donate_argnums=1)
+    assert seen == [(len, {"compiler_options": compiler_options.OF_GENERATION["v5e"], "donate_argnums": 1})]
+
+
+# What loads, moves or scores by rule multiplies nothing; what is one program of an experiment's seeds is small.
+WITHOUT = {
+    "asynchronous.lockstep", "distributed.direct_transfer", "distributed.mesh", "distributed.rollout_weights",
+    "experiment.curricula", "experiment.evidence.pilot", "experiment.loop", "models.io.weights", "planning.phases",
+    "planning.utilisation", "rollout.host.env", "run.parts",
+}  # fmt: skip
+PARTS = {
+    "asynchronous.roles": 1, "rollout.host.slots": 1, "run.method": 2, "train.host": 2, "train.offline": 1,
+}  # fmt: skip
+
+
+def test_what_multiplies_has_the_options_of_the_compiler():
+    """A program without them is another one than a plan compiles: its products are cut into windows."""
+    found = collections.Counter()
+    root = pathlib.Path(compiler_options.__file__).parents[1]
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "jax.jit":
+                if not any(word.arg == "compiler_options" for word in node.keywords):
+                    found[".".join(path.relative_to(root).with_suffix("").parts)] += 1
+    assert found.keys() >= WITHOUT
+    assert {name: count for name, count in found.items() if name not in WITHOUT} == PARTS
 
 
 def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Rollouts as lines to read: text of every token, who wrote it, what it was worth; for ``run.records.view``."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
@@ -89,7 +91,7 @@ def make_look(
     than its rollout they are 0. Compiles once.
     """
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=options_of())
     def compute(state, trajectories, rewards):
         batch = method.estimate(state.params, state.extras, trajectories, rewards)
         values = jnp.zeros(trajectories.tokens.shape)
