@@ -94,7 +94,7 @@ def _run_fused(plan: Plan, seeds: list[int], every: int, measure) -> Iterator[tu
     """Yields ``(step, training metrics [seeds, steps], measured [seeds])``."""
     keys = _keys(seeds)
     eval_keys = jnp.stack([jax.random.fold_in(jax.random.key(durable.EVAL_KEY), s) for s in seeds])
-    params = _first(plan.init, tuple(seeds))
+    params = first_params(plan.init, tuple(seeds))
     yield 0, None, measure(params, eval_keys)
     states, runners, step = None, {}, 0
     for index, stage, steps, done in durable.stretches(plan.stages, every):
@@ -123,7 +123,7 @@ def _compiled(function):
 
 
 @lru_cache(maxsize=8)  # the chunks of all looks
-def _first(init, seeds: tuple[int, ...]):
+def first_params(init, seeds: tuple[int, ...]):
     """The first parameters of the seeds, computed once for all arms with the same ``init``."""
     return _compiled(init)(_keys(seeds))
 

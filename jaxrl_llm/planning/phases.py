@@ -28,6 +28,7 @@ from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.optimisers import stochastic_rounding
 from jaxrl_llm.train.step import BASE, make_update, trained_part
 from jaxrl_llm.types import Batch, Policy, TrainState
@@ -234,20 +235,13 @@ def reward_phase(judge: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     params = jax.eval_shape(partial(as_used, judge, compute_dtype=work.compute_dtype), _params(policy, jnp.float32))
     head = jax.eval_shape(lambda: heads.init_head(judge.hidden_size, jax.random.key(0)))
     whole = (heads.READ_AT_ONCE * batch_parts(mesh), judged_columns(judge, work))
-    rows = _rows({name: (whole, jnp.int32) for name in Judged._fields}, mesh)
+    named = {name: (whole, jnp.int32) for name in ("tokens", "segment_ids", "positions")} | {"mask": (whole, bool)}
+    rows = SupervisedRows(**_rows(named, mesh))
     given = (
         _abstract(params, rules.shardings(params, mesh)),
         _abstract(head, jax.tree.map(lambda _: replicated(mesh), head)),
     )
-    return Phase(partial(heads.rewards_of, policy), (*given, Judged(**rows)))
-
-
-class Judged(NamedTuple):
-    """Rows as a reward model reads them."""
-
-    tokens: Any
-    positions: Any
-    segment_ids: Any
+    return Phase(partial(heads.rewards_of, policy), (*given, rows))
 
 
 def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> dict[str, Callable[[], Phase]]:

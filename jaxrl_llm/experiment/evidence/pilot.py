@@ -3,8 +3,6 @@
 import math
 import pathlib
 import time
-from collections.abc import Callable
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -35,12 +33,6 @@ def compared(module: ModuleType, claim: Claim) -> tuple[str, str]:
     return first, second
 
 
-@lru_cache(maxsize=2)
-def _started(init: Callable[[Any], Any]) -> Any:
-    """The first parameters, computed once for arms and stages that begin alike: a base may be thousands of steps."""
-    return jax.jit(init)(jax.random.key(SEEDS[0]))
-
-
 def _iterations(plan: Plan, steps: int, index: int, at: int = 0) -> tuple[Any, Any, dict[str, float]] | None:
     """Parameters before and after a few iterations of one stage, begun by itself, and metrics.
 
@@ -52,7 +44,7 @@ def _iterations(plan: Plan, steps: int, index: int, at: int = 0) -> tuple[Any, A
     if plan.world is not None or plan.on_host or not isinstance(plan.stages[index].method, Online):
         return None
     key, stage = jax.random.key(SEEDS[0]), plan.stages[index]
-    params = _started(plan.init)
+    params = jax.tree.map(lambda x: x[0], loop.first_params(plan.init, SEEDS))  # those of the runs that follow
     step = jax.jit(lambda state: online.iterate(stage.method, state))
     state, seen = plans.start(stage, params, jax.random.fold_in(key, 0)), []
     state = state._replace(step=state.step + at)
