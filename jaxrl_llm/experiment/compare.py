@@ -207,7 +207,7 @@ def tuned_by(common: Common, module: ModuleType, arm: str, folder: pathlib.Path)
         resolved[name], built[name] = prepare(module, arm, dataclasses.replace(common, learning_rate=rate))
     tried = {name: tuning.tried(plan) for name, plan in built.items()}
     identities = store.identities(module, resolved, tried)
-    found = tuning.best(common, folder, "", common.tune, resolved, built, identities)
+    found = tuning.best(common, folder, "", common.tune, resolved, built, identities, rising=True)
     ((name, rate),) = found["best"].items()
     return found, resolved[f"{name}@{rate:g}"], built[f"{name}@{rate:g}"]
 

@@ -189,6 +189,44 @@ def test_a_rate_at_which_a_seed_diverges_at_the_end_is_the_worst(tmp_path, monke
     assert tuning.tune(job, ["pairs"], (0.001, 0.01, 0.5))["best"] == {"pairs": 0.01}
 
 
+def test_a_rate_counts_with_the_next_higher_one():
+    assert tuning.with_the_next([1.0, 3.0, 2.0]) == [2.0, 2.5, -np.inf]
+    assert tuning.with_the_next([1.0, -np.inf, 9.0]) == [-np.inf, -np.inf, -np.inf], "beside one that diverged"
+
+
+@pytest.mark.parametrize(
+    ("reached", "chosen", "edge"),
+    [
+        # the highest by itself, 0.544, stands beside a rate that does not hold
+        ([0.540, 0.544, 0.231], 0.0005, []),
+        ([0.3, 0.5, 0.45], 0.001, []),
+        ([0.3, 0.5, 0.6], 0.001, ["sampled"]),  # what is the best of all was not tried: more rates are wanted
+        ([0.5, 0.4, 0.3], 0.0005, ["sampled"]),
+        ([0.5, 0.4, float("nan")], 0.0005, ["sampled"]),
+        ([float("nan")] * 3, 0.0005, ["sampled"]),
+    ],
+)
+def test_a_rate_of_samples_is_one_whose_next_holds(monkeypatch, tmp_path, reached, chosen, edge):
+    """Three seeds do not show the last rate that holds; where values are no rates, each counts alone."""
+    rates = (0.0005, 0.001, 0.002)
+    built = {f"sampled@{rate:g}": tiny.build(tiny.Settings()) for rate in rates}
+    curves = {f"sampled@{rate:g}": np.full(3, value) for rate, value in zip(rates, reached, strict=True)}
+    monkeypatch.setattr(store, "run_arms", lambda *given, **named: None)
+    monkeypatch.setattr(tuning.sweep, "second_half", lambda found, name, metric: curves[name])
+    options = types.SimpleNamespace(fresh=False)
+    found = tuning.best(options, tmp_path, "", rates, {}, built, {}, rising=True)
+    assert (found["best"], found["at_the_edge"]) == ({"sampled": chosen}, edge)
+    assert found["with_the_next"] == ["sampled"]
+    alone = tuning.best(options, tmp_path, "", rates, {}, built, {})
+    highest = max((value, -rate) for value, rate in zip(np.nan_to_num(reached, nan=-1.0), rates, strict=True))[1]
+    assert alone["best"] == {"sampled": -highest} and alone["with_the_next"] == []
+
+
+def test_a_rate_of_a_table_counts_alone(tmp_path):
+    found = tuning.tune(_job(tmp_path, {"pairs": {}}), ["pairs"], (0.5, 0.01, 0.001))
+    assert found["with_the_next"] == [] and list(found["curves"]["pairs"]) == ["0.001", "0.01", "0.5"]
+
+
 def test_an_arm_keeps_a_rate_of_its_own(tmp_path):
     """One that is measured as it was loaded has 0: another rate would train it; any other cannot be tuned."""
     job = _job(tmp_path, {"pairs": {}, "floor": {"learning_rate": 0.0}, "fast": {"learning_rate": 0.4}})

@@ -39,6 +39,8 @@ def _curves(tuned: dict[str, Any]) -> list[str]:
         cells = " | ".join("diverged" if None in v else f"{sum(v) / len(v):.4g}" for v in row.values())
         edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
         lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
+    if beside := tuned.get("with_the_next"):
+        lines += ["", f"A rate of {', '.join(beside)} counts as the mean of what it and the next higher one reach."]
     return lines
 
 

@@ -5,10 +5,15 @@ An arm that ends with samples and rewards is judged by its training reward, one 
 rows (pairs, demonstrations) has no reward: an eighth of its rows is held out of training, and the rate with the lowest
 value of its own loss there is taken. Losses of two arms need not be comparable, for each is only compared with itself.
 
+Where an arm learns from samples, a rate counts as the mean of what it and the next higher one reach. Three seeds hardly
+tell the last rate that holds from one that is safe, and of the eight to 64 of a record some then fall: a rate is taken
+whose next higher one was tried and holds, too. Of a table, which is learned without falling, each rate counts alone.
+
 A coefficient of the method (``--coefficient FIELD=V,V,V``) is tried in the same way, at the best rate of each arm.
 """
 
 import dataclasses
+import itertools
 import pathlib
 from types import ModuleType
 from typing import Any
@@ -32,6 +37,11 @@ def criterion(plan: Plan) -> tuple[str, int]:
     """The training metric that chooses a rate, and 1 where more is better, -1 where less is."""
     unrewarded = bool(plan.stages) and isinstance(plan.stages[-1].method, Offline)
     return (HELD, -1) if unrewarded and plan.validate is None else (METRIC, 1)
+
+
+def samples(plan: Plan) -> bool:
+    """Whether a plan learns from samples at its end: too high a rate then costs more than speed."""
+    return bool(plan.stages) and not isinstance(plan.stages[-1].method, Offline)
 
 
 def held_out(method: Offline) -> Offline:
@@ -76,12 +86,12 @@ def own_rate(module: ModuleType, arm: str) -> float | None:
 
 
 def grid_of(rates: tuple[float, ...]) -> tuple[float, ...]:
-    """The learning rates of ``--tune``, as they name what is run and kept.
+    """The learning rates of ``--tune``, the lowest first, as they name what is run and kept.
 
     Raises:
       UserError: for fewer than three.
     """
-    rates = tuple(dict.fromkeys(float(f"{r:g}") for r in rates))
+    rates = tuple(sorted({float(f"{r:g}") for r in rates}))
     if len(rates) < 3:
         raise UserError(f"--tune {' '.join(f'{r:g}' for r in rates)} needs at least three different learning rates")
     return rates
@@ -111,7 +121,8 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
         raise UserError(f"--tune: arm {unread[0].split('@')[0]} reads no learning rate; drop --tune")
     metric = ", ".join(dict.fromkeys(criterion(plan)[0] for plan in built.values()))
     identities = _identities(job, resolved, built)
-    return {"metric": metric, "seeds": SEEDS} | best(job.options, job.folder, "", rates, resolved, built, identities)
+    found = best(job.options, job.folder, "", rates, resolved, built, identities, rising=True)
+    return {"metric": metric, "seeds": SEEDS} | found
 
 
 def _identities(job: Any, resolved: dict[str, Any], built: dict[str, Plan]) -> dict[str, str]:
@@ -121,9 +132,9 @@ def _identities(job: Any, resolved: dict[str, Any], built: dict[str, Plan]) -> d
 
 def best(
     options: Any, folder: pathlib.Path, said: str, values: tuple[Any, ...], resolved: dict[str, Any],
-    built: dict[str, Plan], identities: dict[str, str],
+    built: dict[str, Plan], identities: dict[str, str], *, rising: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """The criterion of every arm at every value, the best value of each arm, and which lie at the end of the grid.
+    """The criterion of every arm at every value, the best value of each arm, and which have theirs at an end.
 
     Args:
       options: with ``fresh``.
@@ -132,19 +143,28 @@ def best(
       resolved: settings of what is run, by these names.
       built: the same as plans.
       identities: of them as they are tried.
+      rising: the values are learning rates, the lowest first: of arms that sample each counts with the next.
     """
-    judged = {name.partition("@")[0]: criterion(plan) for name, plan in built.items()}
+    first = {name.partition("@")[0]: plan for name, plan in built.items()}
+    judged = {name: criterion(plan) for name, plan in first.items()}
     built = {name: tried(plan) for name, plan in built.items()}
     seeds = list(range(FIRST_SEED, FIRST_SEED + SEEDS))
     found = store.run_arms(options, resolved, built, identities, seeds, folder)
     curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{said}{v:g}", metric).tolist() for v in values}
               for name, (metric, _) in judged.items()}  # fmt: skip
-    chosen = {
-        name: max(values, key=lambda v, n=name, s=sign: _worth(curves[n][f"{v:g}"], s))
-        for name, (_, sign) in judged.items()
-    }
-    edge = [name for name, value in chosen.items() if value in (min(values), max(values))]
-    return {"curves": results.plain(curves), "best": chosen, "at_the_edge": edge}
+    beside = [name for name, plan in first.items() if rising and samples(plan)]
+    chosen, edge = {}, []
+    for name, (_, sign) in judged.items():
+        alone = [_worth(curves[name][f"{v:g}"], sign) for v in values]
+        worth = with_the_next(alone) if name in beside else alone
+        chosen[name] = values[int(np.argmax(worth))]
+        edge += [name] if int(np.argmax(alone)) in (0, len(values) - 1) else []
+    return {"curves": results.plain(curves), "best": chosen, "at_the_edge": edge, "with_the_next": beside}
+
+
+def with_the_next(worth: list[float]) -> list[float]:
+    """The mean of each and the one after it; the last, after which nothing was tried, is the worst of all."""
+    return [(one + after) / 2 for one, after in itertools.pairwise(worth)] + [-np.inf]
 
 
 def read_coefficient(spec: str, settings: Any) -> tuple[str, tuple[Any, ...]]:
