@@ -192,6 +192,18 @@ def test_the_loop_that_decodes_copies_no_cache(layers):
     assert schedule.of_text(found.as_text(), topology.chip).kernels > 0
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not compiled.available(), reason="needs libtpu (extra plan)")
+def test_the_scales_of_a_cache_leave_fast_memory_to_the_weights():
+    """Those of all layers are as large as it is at scale: kept there from token to token nothing comes ahead of use."""
+    config = small_config("qwen3", num_layers=4, hidden_size=256, head_dim=128, vocab_size=512, max_positions=2048)
+    work = Work(512, 512, 64, 64, group=8, compute_dtype=jnp.bfloat16, cached="int8")
+    mesh = Sizes(data=4).mesh(compiled.devices(chips.parse("v5e:2x2")))
+    text = phases.decode_phase(config, mesh, work).lower().compile().as_text()
+    scales = re.findall(rf"f32\[4,16,{config.num_kv_heads},1024\]\{{([^}}]*)\}}", text)
+    assert len(scales) > 2 and not [layout for layout in scales if "S(1)" in layout]
+
+
 def test_the_least_of_a_phase_by_hand():
     """One v5e: updates by operations, decoding by bytes; a tied table is multiplied with once a prompt in prefill."""
     config, chip = known_models.shape_of("Qwen3-1.7B"), chips.CHIPS["v5e"]
