@@ -55,8 +55,10 @@ def attend_layer(
     block = _columns(c, block, 2 * g * d * k.dtype.itemsize)
     queries = jnp.transpose(q.reshape(b, s, g, r, d), (0, 2, 3, 1, 4)).reshape(b, g, r * s, d)
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, rows - r * s), (0, 0)))
-    seen = jnp.broadcast_to(mask[:, None], (b, r, s, c)).reshape(b, r * s, c).astype(jnp.int8)
-    seen = jnp.pad(seen, ((0, 0), (0, rows - r * s), (0, 0)))
+    seen, masks = mask.astype(jnp.int8), 1  # of one new token every query of a row sees the same
+    if s > 1:
+        seen, masks = jnp.broadcast_to(seen[:, None], (b, r, s, c)).reshape(b, r * s, c), rows
+        seen = jnp.pad(seen, ((0, 0), (0, rows - r * s), (0, 0)))
     filled = jnp.asarray(filled, jnp.int32)
     numbers = jnp.stack([jnp.asarray(layer, jnp.int32), (filled - 1) // block, filled])
 
@@ -77,7 +79,7 @@ def attend_layer(
             num_scalar_prefetch=1,
             grid=(b, c // block),
             in_specs=[
-                one, key, key, pl.BlockSpec((1, rows, block), lambda b, j, numbers: (b, 0, last(j, numbers))),
+                one, key, key, pl.BlockSpec((1, masks, block), lambda b, j, numbers: (b, 0, last(j, numbers))),
                 *[of_key] * len(scales),
             ],
             out_specs=one,
@@ -86,7 +88,7 @@ def attend_layer(
         out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
         cost_estimate=pl.CostEstimate(
             flops=4 * b * h * s * c * d,
-            bytes_accessed=2 * b * g * c * (d * k.dtype.itemsize + 4 * bool(scales)) + b * rows * c,
+            bytes_accessed=2 * b * g * c * (d * k.dtype.itemsize + 4 * bool(scales)) + b * masks * c,
             transcendentals=b * h * s * c,
         ),
         interpret=interpret,
@@ -115,7 +117,7 @@ def _kernel(scale, softcap, numbers, q, k, v, seen, *rest):
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
     def add(ends: bool):
-        here = seen[0].astype(jnp.int32) != 0
+        here = jnp.broadcast_to(seen[0].astype(jnp.int32), (q.shape[2], seen.shape[2])) != 0
         here = here & (_from(j, here, 1) < numbers[2]) if ends else here
         for head in range(q.shape[1]):
             value = v[0, 0, head]
