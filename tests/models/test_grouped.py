@@ -72,8 +72,12 @@ def test_who_has_it():
     assert attention_kernels.make_grouped("pallas", platform="cpu").keywords == {"interpret": True}
 
 
-@pytest.mark.parametrize(("spec", "exchange"), [("", False), ("data=2,expert=4", False), ("expert=4,tensor=2", True)])
-def test_experts_are_computed_by_it(spec, exchange):
+@pytest.mark.parametrize(
+    ("spec", "exchange", "few"),
+    [("", False, 0), ("data=2,expert=4", False, 0), ("data=2,expert=4", False, 256), ("expert=4,tensor=2", False, 256),
+     ("expert=4,tensor=2", True, 256)],
+)  # fmt: skip
+def test_experts_are_computed_by_it(spec, exchange, few):
     """Values and gradients of every expert on every token, on one device and where experts lie on several."""
     rng, experts, width, inner, rows, per_token = np.random.default_rng(5), 8, 128, 256, 32, 2
     shapes = {"gate": (experts, width, inner), "up": (experts, width, inner), "down": (experts, inner, width)}
@@ -91,10 +95,23 @@ def test_experts_are_computed_by_it(spec, exchange):
         return found, slopes
 
     kernel = attention_kernels.make_grouped("pallas", platform="cpu")
-    own = make_experts(meshes.parse_mesh(spec), kernel, exchange=exchange) if spec else None
+    own = make_experts(meshes.parse_mesh(spec), kernel, exchange=exchange, few=few) if spec else None
+    jaxpr = str(jax.make_jaxpr(partial(own or mlp.dense_experts, jax.nn.silu))(layer, x, weights, chosen))
+    assert ("sort" in jaxpr) == (bool(spec) and (exchange or not few)), "few rows go through all experts as they come"
     got = both(own or partial(mlp.grouped_experts, grouped_fn=kernel))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(both(mlp.dense_experts)), strict=True):
         close.assert_same_sums(a, b, rows * per_token * width * inner)
+
+
+@pytest.mark.parametrize(("rows", "few"), [(64, True), (60, False), (68, False)])
+def test_few_rows_are_those_that_choose_every_expert_and_no_more(rows, few):
+    """60 rows choose 120 of 128 experts: fewer are read where rows are sorted; 68 are more than ``few``."""
+    layer = {f"experts_{n}": jnp.zeros((128, 8, 8)) for n in ("gate", "up", "down")}
+    kernel = attention_kernels.make_grouped("pallas", platform="cpu")
+    experts = make_experts(meshes.parse_mesh("expert=4"), kernel, exchange=False, few=64)
+    weights, chosen = jnp.zeros((rows, 2)), jnp.zeros((rows, 2), jnp.int32)
+    jaxpr = str(jax.make_jaxpr(partial(experts, jax.nn.silu))(layer, jnp.zeros((rows, 8)), weights, chosen))
+    assert ("sort" not in jaxpr) == few
 
 
 @pytest.mark.slow
@@ -107,7 +124,7 @@ def test_the_compiler_has_it_for_four_generations(name):
     layer = {f"experts_{n}": jax.ShapeDtypeStruct(s, jnp.bfloat16) for n, s in shapes.items()}
     x = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
     weights, chosen = jax.ShapeDtypeStruct((512, 2), jnp.float32), jax.ShapeDtypeStruct((512, 2), jnp.int32)
-    experts = make_experts(mesh, attention_kernels.make_grouped("auto", platform="tpu"), exchange=False)
+    experts = make_experts(mesh, attention_kernels.make_grouped("auto", platform="tpu"), exchange=False, few=0)
 
     def loss(layer, x, weights, chosen):
         return jnp.sum(experts(jax.nn.silu, layer, x, weights, chosen).astype(jnp.float32))
