@@ -35,13 +35,15 @@ RULES |= {f"experts_{name}": (None, "expert", *RULES[name][1:]) for name in ("ga
 
 # Activations by name. A looked-up row stays in the columns of its device until all rows are moved at once: the table is
 # never whole on a device, nor is its gradient. The head is split over the vocabulary instead: its rows times all hidden
-# states of a chunk cost one small gather, where the whole head would have to travel for every chunk.
+# states of a chunk cost one small gather, where the whole head would have to travel for every chunk. A chunk is cut out
+# first: left to the compiler, on meshes with an expert axis all chunks are collected for each.
 _VOCABULARY = ("tensor", "fsdp")
 _OTHERS = ("data", "expert")  # what splits rows while fsdp splits columns
 ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "tokens": (_OTHERS, None),
     "embedded": (_OTHERS, None, "fsdp"),
     "rows": (BATCH, "context", None),
+    "chunk": (BATCH, None, None),
     "unembedded": (_OTHERS, None, None),
     "table": (_VOCABULARY, None),
     "head": (None, _VOCABULARY),

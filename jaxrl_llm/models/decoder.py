@@ -336,7 +336,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
 def _unembed(config, how, params, hidden):
     """Logits in float32 (the product accumulates in float32); padded vocabulary rows are -inf."""
-    hidden, tied = how.place(hidden, "unembedded"), config.tie_embeddings
+    hidden, tied = how.place(how.place(hidden, "chunk"), "unembedded"), config.tie_embeddings
     weight = how.place(params["embed"], "table") if tied else how.place(params["head"], "head")
     product = wide_product if how.cached_fn is None and hidden.dtype != jnp.float32 else table_product
     logits = how.place(product(hidden, weight, tied), "logits")
@@ -361,7 +361,7 @@ def _scored(config, how, sums_fn, params, hidden, targets, temperature):
 
     def forward(table, hidden, targets):
         placed = how.place(table, "table" if config.tie_embeddings else "head").astype(hidden.dtype)
-        sums = sums_fn(head, how.place(hidden, "unembedded"), placed, targets)
+        sums = sums_fn(head, how.place(how.place(hidden, "chunk"), "unembedded"), placed, targets)
         logp, entropy = vocabulary.logp_and_entropy(sums)
         kept = (checkpoint_name(x, SCORED) for x in (sums.top + jnp.log(sums.total), entropy))
         return (logp, entropy), (table, hidden, targets, *kept)

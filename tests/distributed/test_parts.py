@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -150,3 +151,25 @@ def test_tokens_that_do_not_divide_are_computed_alone():
     chosen = jnp.asarray(rng.integers(0, 8, (3, 2)), jnp.int32)
     got = make_experts(mesh)(jax.nn.silu, layer, x, weights, chosen)
     np.testing.assert_array_equal(got, mlp.grouped_experts(jax.nn.silu, layer, x, weights, chosen))
+
+
+@pytest.mark.parametrize("spec", ["fsdp=8", "fsdp=4,expert=2", "fsdp=2,expert=2,tensor=2"])
+def test_hidden_states_are_collected_for_one_chunk_at_a_time(spec):
+    """Never those of all chunks, of which each would be collected as often as there are chunks."""
+    mesh, chunks, chunk = meshes.parse_mesh(spec), 5, 16
+    policy = _policy("experts", mesh)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    placed = jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), shapes, rules.shardings(shapes, mesh)
+    )
+    rows = jax.ShapeDtypeStruct((8, chunks * chunk + 1), jnp.int32, sharding=meshes.batch_sharding(mesh))
+
+    def scores(params, tokens):
+        hidden = policy.hidden(params, tokens, jnp.zeros_like(tokens), jnp.ones_like(tokens))
+        return logprobs.chunked(hidden, lambda h: policy.unembed(params, h), tokens, chunk=chunk)
+
+    text = jax.jit(scores).lower(placed, rows).compile().as_text()
+    width = CONFIGS["experts"].hidden_size
+    collected = re.findall(rf"= f32\[([\d,]*){chunk},{width}\]\S* all-gather\(", text)
+    counts = [int(np.prod([int(n) for n in dims.split(",") if n])) for dims in collected]
+    assert counts and max(counts) <= 8, "rows of a chunk"
