@@ -29,9 +29,17 @@ OF_GENERATION: dict[str, Options] = {
 # A layer's products with 16,384 rows, forward and backward, Qwen3-1.7B on an H200: 7.09 ms where Triton's products are
 # among those that are tried, 6.33 ms (782 TFLOP/s) without.
 ON_GPU: Options = {"xla_gpu_enable_triton_gemm": False}
+# GiB of a device: a program gets a little less memory than the chip has.
+MEMORY = {"v4": 30.75, "v5e": 15.75, "v5p": 95.0, "v6e": 31.25, "v7x": 94.74}
 # generations as ``jax.Device.device_kind`` names them
 TPUS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p",
         "TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "v7x"}  # fmt: skip
+
+
+def memory_of(device: Any) -> float:
+    """Bytes of a TPU's device; 0 for others, and for a generation that is not known."""
+    generation = TPUS.get(device.device_kind, "") if device.platform == "tpu" else ""
+    return MEMORY.get(generation, 0.0) * 2**30
 
 
 def options_of(devices: Sequence[Any] | None = None, *, samples: bool = False) -> Options | None:

@@ -12,11 +12,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from jaxrl_llm.distributed import expert_exchange, rules
+from jaxrl_llm.distributed.compiler_options import memory_of
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.distributed.ring import Parts, make_ring
 from jaxrl_llm.distributed.scattered_sums import make_product
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
+from jaxrl_llm.models.cache import Devices
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import cut_out
 from jaxrl_llm.models.kernels.grouped import GroupedFn, grouped
@@ -39,7 +41,7 @@ def on_mesh(
     rows_fn: Callable[..., Array] | None = None,
     sums_fn: SumsFn | None = None,
     parts: Parts | None = None,
-) -> dict[str, Callable[..., Any] | None]:
+) -> dict[str, Any]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
     Args:
@@ -59,6 +61,12 @@ def on_mesh(
         "place": rules.make_place(mesh),
         "attend_fn": make_attend(mesh, attend_fn, otherwise, parts),
         "experts_fn": make_experts(mesh, grouped_fn),
+        "devices": Devices(
+            memory_of(mesh.devices.flat[0]),
+            mesh.size,
+            mesh.shape["fsdp"] * mesh.shape["tensor"],
+            mesh.shape["expert"],
+        ),
     }
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from jaxrl_llm.distributed.compiler_options import MEMORY
 from jaxrl_llm.errors import UserError
 
 
@@ -25,16 +26,24 @@ class Chip(NamedTuple):
     named: str = ""  # in the topologies of libtpu, where it has another name than here
 
 
-# From "How to scale your model" (the TPU chapter's table); a program gets a little less memory than the chip has.
+# From "How to scale your model" (the TPU chapter's table).
 CHIPS: dict[str, Chip] = {
-    "v4": Chip(30.75 * 2**30, 1.2e12, 2.75e14, 4.5e10, clock=1.05e9, platform="tpu"),
-    "v5e": Chip(15.75 * 2**30, 8.1e11, 1.97e14, 4.5e10, platform="tpu", kind="TPU v5 lite"),
-    "v5p": Chip(95.0 * 2**30, 2.8e12, 4.59e14, 9e10, clock=1.75e9, platform="tpu"),
-    "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9, platform="tpu"),
+    "v4": Chip(MEMORY["v4"] * 2**30, 1.2e12, 2.75e14, 4.5e10, clock=1.05e9, platform="tpu"),
+    "v5e": Chip(MEMORY["v5e"] * 2**30, 8.1e11, 1.97e14, 4.5e10, platform="tpu", kind="TPU v5 lite"),
+    "v5p": Chip(MEMORY["v5p"] * 2**30, 2.8e12, 4.59e14, 9e10, clock=1.75e9, platform="tpu"),
+    "v6e": Chip(MEMORY["v6e"] * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9, platform="tpu"),
     # Google's page of TPU7x: 7.38 TB/s, 2,307 TFLOP/s and the links of v5p to a chip, which is two devices; memory as
     # libtpu has it; the clock at which products of v6e's shape, four of 256 x 256 in a cycle, have that peak
     "v7x": Chip(
-        94.74 * 2**30, 3.69e12, 1.1535e15, 4.5e10, clock=2.2e9, platform="tpu", kind="TPU7x", devices=2, named="tpu7x"
+        MEMORY["v7x"] * 2**30,
+        3.69e12,
+        1.1535e15,
+        4.5e10,
+        clock=2.2e9,
+        platform="tpu",
+        kind="TPU7x",
+        devices=2,
+        named="tpu7x",
     ),
 }
 

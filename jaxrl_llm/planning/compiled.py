@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.distributed.compiler_options import Options, options_of
+from jaxrl_llm.distributed.compiler_options import Options, memory_of, options_of
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import schedule
+from jaxrl_llm.planning import estimate, schedule
 from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Phase, phases
@@ -80,12 +80,18 @@ def devices(topology: Topology) -> Any:
     return found
 
 
-def apart(config: ModelConfig, phase: str, work: Work) -> bool:
-    """Whether a TPU's program of this phase has its layers one by one, and not in a loop: see ``models.cache``."""
+def apart(config: ModelConfig, phase: str, work: Work, rollout: Sizes, memory: float) -> bool:
+    """Whether a TPU's program of this phase has its layers one by one, and not in a loop: see ``models.cache``.
+
+    Args:
+      rollout, memory: layout of the rollout, and bytes of a device, on which that of ``decode`` depends.
+    """
     loops = ("reshard", "prefill", "score", *judge_phases(work))
-    looped = phase in loops or (phase == "update" and work.remat)
-    most = caches.UNROLLED_STEPS if phase == "decode" else caches.UNROLLED_BESIDE_KERNEL
-    return not looped and caches.UNROLLED < config.num_layers <= most
+    if phase in loops or (phase == "update" and work.remat) or config.num_layers <= caches.UNROLLED:
+        return False
+    if phase == "decode":
+        return estimate.steps_apart(config, rollout, work, memory)
+    return config.num_layers <= caches.UNROLLED_BESIDE_KERNEL
 
 
 def of_depths(
@@ -200,7 +206,7 @@ def of_step(
     def of(name: str) -> Compiled:
         options = {"reshard": None, "prefill": samples, "decode": samples}.get(name, trains)
         settings = {"effort": effort, "options": options, "chip": chip}
-        if whole or len(set(config.windows)) > 1 or not apart(config, name, work):
+        if whole or len(set(config.windows)) > 1 or not apart(config, name, work, rollout, memory_of(chips[0])):
             return of_phase(phases(config, *meshes, work)[name](), **settings)
         return of_depths(config, lambda shallow: phases(shallow, *meshes, work)[name](), **settings)
 

@@ -206,15 +206,22 @@ def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False
     return Memory(sampled_bytes(config, sizes, work), own + (one if kernels else max(one - new, 0.0)), new)
 
 
-def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
+def steps_apart(config: ModelConfig, sizes: Sizes, work: Work, chip: Number) -> bool:
+    """``models.cache.steps_apart`` of a rollout in this layout on chips of so many bytes."""
+    held = float(held_layers(config, sizes) * _itemsize(work))
+    return caches.steps_apart(config, held, caches.Devices(float(chip), math.prod(sizes)))
+
+
+def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False, chip: Number = 0.0) -> Memory:
     """Weights; caches and the logits of one token; beside them the layers' weights apart or opened, or a layer's cache.
 
     Args:
       kernels: of a TPU, which read the cache where it lies, and layers compiled one by one, see ``models.cache``.
+      chip: bytes of its memory, by which deep models are compiled so, too.
     """
     rows = work.rollout_rows / sizes.rows
     stored = cache(config, sizes, work, rows)
-    apart = config.num_layers <= (caches.UNROLLED_STEPS if kernels else caches.UNROLLED)
+    apart = steps_apart(config, sizes, work, chip) if kernels else config.num_layers <= caches.UNROLLED
     # a base in few bits is opened for all steps, see ``models.quantised.opened_for_steps``
     beside = held_layers(config, sizes) * _itemsize(work) - saved_bytes(config, sizes, work)
     beside = beside if apart or work.base else 0.0
@@ -227,12 +234,14 @@ def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
     return Memory(sampled_bytes(config, sizes, work) + given, stored + beside + logits)
 
 
-def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernels: bool = False) -> dict[str, Memory]:
-    """Every phase of a step by itself; ``kernels``: of a TPU, see ``decode`` and ``_kept_layer``."""
+def memory(
+    config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernels: bool = False, chip: Number = 0.0
+) -> dict[str, Memory]:
+    """Every phase of a step by itself; ``kernels``: of a TPU, see ``decode`` and ``_kept_layer``; ``chip``: bytes."""
     found = {
         "reshard": reshard(config, train, rollout, work),
         "prefill": prefill(config, rollout, work, kernels),
-        "decode": decode(config, rollout, work, kernels),
+        "decode": decode(config, rollout, work, kernels, chip),
         "score": score(config, train, work, kernels),
         "update": update(config, train, work, kernels),
     }

@@ -107,17 +107,18 @@ def _parts(config: ModelConfig, sizes: Sizes, work: Work, room: Number, kernels:
             yield next(fitting, tried[-1])
 
 
-def _sampling(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool) -> Number:
+def _sampling(config: ModelConfig, sizes: Sizes, work: Work, topology: Topology) -> Number:
     """The most that a rollout needs."""
-    return max(f(config, sizes, work, kernels).peak for f in (estimate.prefill, estimate.decode))
+    prompts = estimate.prefill(config, sizes, work, topology.tpu)
+    return max(prompts.peak, estimate.decode(config, sizes, work, topology.tpu, topology.chip.hbm).peak)
 
 
-def _waves(config: ModelConfig, sizes: Sizes, work: Work, room: Number, kernels: bool) -> Work | None:
+def _waves(config: ModelConfig, sizes: Sizes, work: Work, room: Number, topology: Topology) -> Work | None:
     """The most rows sampled at a time that fit, whole groups on every copy; None: they do not divide."""
     prompts = work.rows // work.group
     counts = [n for n in divisors(prompts) if n % sizes.rows == 0]
     tried = [dataclasses.replace(work, rollout_rows=n * work.group) for n in reversed(counts)]
-    fitting = (w for w in tried if _sampling(config, sizes, w, kernels) <= room)
+    fitting = (w for w in tried if _sampling(config, sizes, w, topology) <= room)
     return next(fitting, tried[-1] if tried else None)
 
 
@@ -144,10 +145,11 @@ def plans(
         for parts in _parts(config, sizes, work, limit - beside["update"], kernels):
             for sampling in [rollout] if rollout else _samplings(config, sizes, work):
                 beside = estimate.of_the_loop(config, sizes, {"decode": 0.0}, work, sampling)
-                chosen = _waves(config, sampling, parts, limit - beside["decode"], kernels)
+                chosen = _waves(config, sampling, parts, limit - beside["decode"], topology)
                 if chosen is None:
                     continue
-                alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen, kernels).items()}
+                phases = estimate.memory(config, sizes, sampling, chosen, kernels, topology.chip.hbm)
+                alone = {n: m.peak for n, m in phases.items()}
                 peaks = estimate.of_the_loop(config, sizes, alone, chosen, sampling)
                 seconds = cost.step_seconds(config, topology.chip, sizes, sampling, chosen)
                 found.append(Plan(sizes, sampling, chosen, peaks, seconds))

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import dataclasses
 import importlib.metadata
 import json
 import pathlib
@@ -15,6 +16,9 @@ import pytest
 
 from jaxrl_llm.distributed import compiler_options
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import cache as caches
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels.attention_cached import attend_layer
 from jaxrl_llm.planning import buffers, chips, compiled, cost, known_models, phases, schedule
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
@@ -376,10 +380,26 @@ def test_lines_are_only_through_layers_that_are_alike_and_apart():
     with pytest.raises(ValueError, match=r"windows \[0, 4\] differ; compile all 4"):
         compiled.of_depths(mixed, lambda _: None)
     deep, work = known_models.shape_of("Qwen3-8B"), Work(64, 64, 8, 8, remat=False)
-    found = [name for name in ("reshard", "prefill", "score", "decode", "update") if compiled.apart(deep, name, work)]
-    assert found == ["decode", "update"]
-    assert not compiled.apart(deep, "update", Work(64, 64, 8, 8, remat=True))  # a loop
-    assert not compiled.apart(known_models.shape_of("Llama-3-70B"), "decode", work)  # so many layers loop
+    names, where = ("reshard", "prefill", "score", "decode", "update"), (Sizes(data=8, tensor=8), 15.75 * 2**30)
+    assert [name for name in names if compiled.apart(deep, name, work, *where)] == ["decode", "update"]
+    assert not compiled.apart(deep, "update", Work(64, 64, 8, 8, remat=True), *where)  # a loop
+
+
+def test_deep_models_decode_layer_by_layer_where_a_second_copy_has_room():
+    """Qwen3-32B: 31.2 billion numbers of its layers in bfloat16 over tensor=8 are 7.3 GiB; with masters and moments two
+    copies fill 20.2 GiB of each of 64 devices, 25.9 of 32, and three quarters of 31.25 are 23.4."""
+    config, work = known_models.shape_of("Qwen3-32B"), Work(64, 64, 8, 8, compute_dtype=jnp.bfloat16)
+    v5e, v6e, v5p = (chips.CHIPS[name].hbm for name in ("v5e", "v6e", "v5p"))
+    many, fewer, few = (Sizes(data=n, tensor=8) for n in (8, 4, 1))
+    for sizes, memory, there in ((many, v6e, True), (many, v5e, False), (fewer, v6e, False), (few, v5p, True)):
+        assert compiled.apart(config, "decode", work, sizes, memory) == there
+        policy = make_policy(
+            config, compute_dtype=jnp.bfloat16, cached_fn=attend_layer,
+            devices=caches.Devices(memory, sizes.data * sizes.tensor, sizes.tensor),
+        )  # fmt: skip
+        shapes = jax.eval_shape(lambda: policy.unstack(policy.init(jax.random.key(0))))  # noqa: B023
+        assert isinstance(shapes["layers"], tuple) == there
+    assert not compiled.apart(dataclasses.replace(config, num_layers=97, windows=(0,) * 97), "decode", work, few, v5p)
 
 
 def test_a_program_that_cannot_be_printed_is_one_line(tmp_path):
