@@ -82,7 +82,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
 
 
 SKILL = 0.85  # of the behaviour that the base imitates: at 0.7 it finishes too few searches to learn from
-EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 12, "group_size": 5, "max_turns": 6}
+EMBEDDED = {"steps": 100, "learning_rate": 5e-4, "prompts_per_step": 12, "group_size": 5, "max_turns": 6}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "prompted": {"teach": untaught},
