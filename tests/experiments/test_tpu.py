@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from experiments.curriculum.parts import synthesis
+from experiments.efficiency import concise_rl
 from experiments.reward_models import general_reasoner
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
@@ -29,7 +30,8 @@ TOPOLOGY, MESH = "v5e:2x2", "data=2,fsdp=2"
 PROMPTS, NEW_TOKENS = 4, 64  # at most
 # what is computed once, before the first step
 BEFORE = {"warm_steps": 2, "guide_steps": 2, "learn_steps": 2, "fit_problems": 4, "train_problems": 64,
-          "new_problems": 16, "eval_problems": 8, "epochs": 1}  # fmt: skip
+          "new_problems": 16, "eval_problems": 8, "epochs": 1,
+          "ladder_temperatures": (1.0, 0.7, 0.4)}  # fmt: skip
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +58,9 @@ def _rates(monkeypatch):
 
     monkeypatch.setattr(curricula, "sample_pass_rates", pass_rates)
     monkeypatch.setattr(general_reasoner, "rates_once_taught", taught)
+    monkeypatch.setattr(
+        concise_rl, "taught_rates", lambda settings, rows, _: pass_rates(None, settings, rows, samples=8)
+    )
     monkeypatch.setattr(synthesis, "first_round", first_round)
     monkeypatch.setattr(synthesis, "solved_share", lambda settings, params, table, *_: np.full(len(table.level), 0.5))
 
