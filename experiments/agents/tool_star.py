@@ -108,7 +108,7 @@ class Settings(multi_turn_plan.Settings):
     alone: float = 2 / 3  # of the questions, one tool is enough
 
 
-EMBEDDED = {"steps": 32, "learning_rate": 1e-3, "prompts_per_step": 8}
+EMBEDDED = {"steps": 16, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {
     "steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "critic_steps": 2,
     "critic_rows": 2, "pairs": 1,
