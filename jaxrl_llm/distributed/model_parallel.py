@@ -24,7 +24,7 @@ from jaxrl_llm.models.kernels.attention_cached import cut_out
 from jaxrl_llm.models.kernels.grouped import GroupedFn, grouped
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 from jaxrl_llm.models.layers import plain_product
-from jaxrl_llm.models.mlp import grouped_experts
+from jaxrl_llm.models.mlp import dense_experts, grouped_experts
 
 # Rows of which a product with a matrix is over before the matrix is read, or hardly later: 197 TFLOP/s in 0.8 TB/s of a
 # v5e are 240. Qwen3-30B-A3B, 128 rows on tensor=4,expert=16 of v5e:8x8: a layer of a decode step takes 0.10 ms by the
@@ -146,9 +146,8 @@ def _own_experts(grouped_fn, most, act, gate, up, down, x, weights, chosen):
     here, per_token = up.shape[0], chosen.shape[1]
     local = chosen - jax.lax.axis_index("expert") * here
     if x.shape[0] <= most and chosen.size >= here * jax.lax.axis_size("expert"):
-        shares = jnp.einsum("tk,tke->te", weights.astype(x.dtype), jax.nn.one_hot(local, here, dtype=x.dtype))
-        hidden = act(jnp.einsum("td,edf->tef", x, gate)) * jnp.einsum("td,edf->tef", x, up)
-        return jnp.einsum("tef,efd->td", hidden * shares[:, :, None], down)
+        matrices = {"experts_gate": gate, "experts_up": up, "experts_down": down}
+        return dense_experts(act, matrices, x, weights, local)  # what others compute is none of these, and adds nothing
     ours = (local >= 0) & (local < here)
     flat = jnp.where(ours, local, here).reshape(-1)  # the others come last
     order = jnp.argsort(flat, stable=True)

@@ -1,5 +1,6 @@
 """The key-value cache of a decoder: in the compute dtype, or in a byte with a scale for every head and column."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from jaxrl_llm.models.spec import ModelConfig
+from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Cache
 
 RowsFn = Callable[[Array, int, int], Array]  # rows of a stacked cache so many times, side by side, with more columns
@@ -55,14 +56,16 @@ class Devices(NamedTuple):
     experts: int = 1  # those over which the experts of a mixture lie, besides
 
 
-def steps_apart(config: ModelConfig, held: float, devices: Devices) -> bool:
+def steps_apart(config: ModelConfig, dtype: Any, devices: Devices) -> bool:
     """Whether layers are compiled one by one in a loop of steps beside the kernel of a stacked cache.
 
-    Two copies, and float32 masters with their moments, may fill three quarters of a device.
-
-    Args:
-      held: bytes of the layers' matrices on a device.
+    Two copies of their matrices in this dtype, and float32 masters with their moments, may fill three quarters of a
+    device.
     """
+    numbers = 0.0
+    for name, shape in matrix_shapes(config).items():
+        numbers += math.prod(shape) / devices.cut / (devices.experts if name.startswith("experts_") else 1)
+    held = numbers * config.num_layers * jnp.dtype(dtype).itemsize
     filled = 2 * held + 12 * config.num_parameters / devices.number
     room = config.num_layers <= MOST_STEPS and filled <= 0.75 * devices.memory
     return room or config.num_layers <= UNROLLED_STEPS

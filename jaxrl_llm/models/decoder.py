@@ -6,7 +6,6 @@ position <= query position (and inside the layer's window). Left pads, right pad
 cases of it.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -395,15 +394,6 @@ def _scored(config, how, sums_fn, params, hidden, targets, temperature):
     return run(params[name], hidden, targets)
 
 
-def _most_apart(config: ModelConfig, compute_dtype: Any, devices: caches.Devices | None) -> int:
-    """So many layers are compiled one by one in a loop of steps, see ``cache.steps_apart``."""
-    devices, numbers = devices or caches.Devices(0.0), 0.0
-    for name, shape in matrix_shapes(config).items():
-        numbers += math.prod(shape) / devices.cut / (devices.experts if name.startswith("experts_") else 1)
-    held = numbers * config.num_layers * jnp.dtype(compute_dtype).itemsize
-    return config.num_layers if caches.steps_apart(config, held, devices) else caches.UNROLLED_STEPS
-
-
 def make_policy(
     config: ModelConfig,
     *,
@@ -460,7 +450,8 @@ def make_policy(
         compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, layout.joined, layout.step_fn,
         product_fn,
     )  # fmt: skip
-    steps = how if cached_fn is None else how._replace(apart=_most_apart(config, compute_dtype, devices))
+    deep = caches.steps_apart(config, compute_dtype, devices or caches.Devices(0.0))
+    steps = how if cached_fn is None else how._replace(apart=config.num_layers if deep else caches.UNROLLED_STEPS)
     looped = how._replace(apart=caches.UNROLLED)  # nothing is kept of a layer: no stack of it to copy into
 
     return Policy(

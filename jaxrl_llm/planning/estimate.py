@@ -208,8 +208,8 @@ def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False
 
 def steps_apart(config: ModelConfig, sizes: Sizes, work: Work, chip: Number) -> bool:
     """``models.cache.steps_apart`` of a rollout in this layout on chips of so many bytes."""
-    held = float(held_layers(config, sizes) * _itemsize(work))
-    return caches.steps_apart(config, held, caches.Devices(float(chip), math.prod(sizes)))
+    devices = caches.Devices(float(chip), math.prod(sizes), sizes.fsdp * sizes.tensor, sizes.expert)
+    return caches.steps_apart(config, work.compute_dtype, devices)
 
 
 def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False, chip: Number = 0.0) -> Memory:

@@ -383,6 +383,7 @@ def test_lines_are_only_through_layers_that_are_alike_and_apart():
     names, where = ("reshard", "prefill", "score", "decode", "update"), (Sizes(data=8, tensor=8), 15.75 * 2**30)
     assert [name for name in names if compiled.apart(deep, name, work, *where)] == ["decode", "update"]
     assert not compiled.apart(deep, "update", Work(64, 64, 8, 8, remat=True), *where)  # a loop
+    assert not compiled.apart(known_models.shape_of("Llama-3-70B"), "decode", work, *where)  # so many layers loop
 
 
 def test_deep_models_decode_layer_by_layer_where_a_second_copy_has_room():

@@ -37,8 +37,11 @@ def _curves(tuned: dict[str, Any]) -> list[str]:
     for arm, row in tuned["curves"].items():
         # JSON has null for a seed that diverged: then the rate was none to choose
         cells = " | ".join("diverged" if None in v else f"{sum(v) / len(v):.4g}" for v in row.values())
-        edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
-        lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
+        chosen = f"{tuned['best'][arm]:g}"
+        ends = (
+            ", the last of the grid" if chosen in (tried[0], tried[-1]) else ", the best alone is the last of the grid"
+        )
+        lines.append(f"| {arm} | {cells} | {chosen}{ends * (arm in tuned['at_the_edge'])} |")
     if beside := tuned.get("with_the_next"):
         lines += ["", f"A rate of {', '.join(beside)} counts as the mean of what it and the next higher one reach."]
     return lines

@@ -35,13 +35,12 @@ HELD_SHARE = 8  # one row in so many
 
 def criterion(plan: Plan) -> tuple[str, int]:
     """The training metric that chooses a rate, and 1 where more is better, -1 where less is."""
-    unrewarded = bool(plan.stages) and isinstance(plan.stages[-1].method, Offline)
-    return (HELD, -1) if unrewarded and plan.validate is None else (METRIC, 1)
+    return (HELD, -1) if on_a_table(plan) and plan.validate is None else (METRIC, 1)
 
 
-def samples(plan: Plan) -> bool:
-    """Whether a plan learns from samples at its end: too high a rate then costs more than speed."""
-    return bool(plan.stages) and not isinstance(plan.stages[-1].method, Offline)
+def on_a_table(plan: Plan) -> bool:
+    """Whether a plan ends on a table of rows. Of samples too high a rate costs more than speed."""
+    return bool(plan.stages) and isinstance(plan.stages[-1].method, Offline)
 
 
 def held_out(method: Offline) -> Offline:
@@ -152,7 +151,7 @@ def best(
     found = store.run_arms(options, resolved, built, identities, seeds, folder)
     curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{said}{v:g}", metric).tolist() for v in values}
               for name, (metric, _) in judged.items()}  # fmt: skip
-    beside = [name for name, plan in first.items() if rising and samples(plan)]
+    beside = [name for name, plan in first.items() if rising and not on_a_table(plan)]
     chosen, edge = {}, []
     for name, (_, sign) in judged.items():
         alone = [_worth(curves[name][f"{v:g}"], sign) for v in values]
