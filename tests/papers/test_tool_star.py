@@ -69,7 +69,7 @@ def test_without_a_calculator_every_expression_is_an_error():
 
 
 def test_critics_take_turns_with_grpo_in_as_many_updates():
-    settings = tool_star.Settings(**tool_star.EMBEDDED)
+    settings = tool_star.Settings(**tool_star.EMBEDDED | {"steps": 32})
     half, made = Stage(None, settings.steps), []
 
     def between(own, arena, online, **played):
