@@ -252,7 +252,7 @@ def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> d
     """
     moves = (
         {}
-        if work.adapter and mesh == rollout_mesh
+        if work.adapter and mesh == rollout_mesh and not work.sampled
         else {"reshard": lambda: reshard_phase(config, mesh, work, rollout_mesh)}
     )
     return (

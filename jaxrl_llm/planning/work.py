@@ -82,9 +82,8 @@ def kept_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
 
 def sampled_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Of the weights on the fullest chip that a rollout reads."""
-    if work.adapter:
-        return kept_bytes(config, sizes, work)
-    return np.dtype(work.compute_dtype).itemsize * held(config, sizes) - saved_bytes(config, sizes, work)
+    whole = np.dtype(work.compute_dtype).itemsize * held(config, sizes)
+    return (kept_bytes(config, sizes, work) if work.adapter else whole) - saved_bytes(config, sizes, work)
 
 
 def saved_bytes(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
@@ -116,7 +115,7 @@ def judged_columns(judge: ModelConfig, work: Work) -> int:
 
 def shared(train: Sizes, rollout: Sizes, work: Work) -> bool:
     """Whether rollouts read the weights that are there: beside an adapter, in the layout of training."""
-    return work.adapter > 0 and train == rollout
+    return work.adapter > 0 and train == rollout and not work.sampled
 
 
 def responses(work: Work) -> np.ndarray:

@@ -146,9 +146,10 @@ def sized(settings: Any, words: Sequence[str]) -> tuple[Any, str]:
 def keeps_narrow(settings: Any, *, trains: bool = True) -> bool:
     """Whether weights are kept in the type that computes: those that never train, such as the base of an adapter.
 
-    Of what rollouts round to few bits the numbers stay as they are, to be rounded once.
+    Of a model that is only asked, in few bits, the numbers stay as they are, to be rounded once; what an adapter trains
+    beside is what its rollouts round.
     """
-    return (not trains or settings.lora > 0) and not getattr(settings, "rollout_weights", "")
+    return settings.lora > 0 or not (trains or getattr(settings, "rollout_weights", ""))
 
 
 def open_model(settings: Any, *, trains: bool = True) -> parts.Model:

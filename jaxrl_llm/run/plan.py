@@ -107,9 +107,6 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     if settings.filled < 1 and settings.layout == "padded":
         raise UserError("--filled is what rows in a layout hold, and padded rows are computed whole: give --layout")
     check_rank(settings)
-    if settings.lora and settings.rollout_weights:
-        raise UserError(f"--rollout-weights {settings.rollout_weights} with --lora {settings.lora}: their base is kept "
-                        "in float32, to be rounded once, which is no plan; drop one of them")  # fmt: skip
     if settings.lora and settings.weights == "bfloat16":
         raise UserError(f"--weights bfloat16 with --lora {settings.lora}: the base of an adapter is kept in the type "
                         "that computes anyway; drop one of them")  # fmt: skip

@@ -23,7 +23,7 @@ from jaxrl_llm.models.quantised import BITS
 from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, phases, reshard_cost, search
 from jaxrl_llm.planning import known_models as shapes
 from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held, held_adapter, held_matrices
-from jaxrl_llm.planning.work import Work, columns, kept_bytes, rows_of
+from jaxrl_llm.planning.work import Work, columns, kept_bytes, rows_of, sampled_bytes
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as cli
 from jaxrl_llm.run.settings import Settings
@@ -211,6 +211,23 @@ def test_what_lies_beside_an_adapter_is_planned_as_it_is_kept(base, sizes):
     assert loop == (8 + 4) * held_adapter(config, sizes, 4)  # moments, and a reference of the adapter alone
 
 
+@pytest.mark.parametrize("rollout", [Sizes(data=8), Sizes(fsdp=8)])
+def test_rollouts_in_few_bits_beside_an_adapter_have_weights_of_their_own(rollout):
+    """The base in few bits with its adapter, made from the base that trains beside it, wherever they run."""
+    config, train = _tiny(hidden_size=256), Sizes(fsdp=8)
+    work = Work(64, 64, 32, 32, group=2, adapter=4, sampled="int8", compute_dtype=jnp.float32)
+    found = compiled.of_step(config, train, rollout, work, jax.devices(), names=("reshard", "prefill", "decode"))
+    guess = estimate.memory(config, train, rollout, work)
+    for phase, memory in found.items():
+        assert guess[phase].arguments == pytest.approx(memory.arguments, rel=OF_ARGUMENTS), phase
+    assert guess["reshard"].peak == pytest.approx(found["reshard"].peak, rel=OF_PEAKS)
+    assert sampled_bytes(config, train, work) == (
+        4 * held(config, train) - 3 * held_matrices(config, train) + 4 * held_adapter(config, train, 4)
+    )
+    beside = estimate.of_the_loop(config, train, {"decode": 0.0}, work, rollout)["decode"]
+    assert beside == 4 * held(config, train) + (4 + 8) * held_adapter(config, train, 4)  # what trains, and its moments
+
+
 def test_rollouts_in_few_bits_are_planned_as_they_are_kept():
     """Matrices, keys and values in bytes; what computes with them is not compared, for a CPU widens a layer of each."""
     config, train, rollout = _tiny(hidden_size=256), Sizes(fsdp=8), Sizes(data=8)
@@ -271,6 +288,12 @@ def test_an_adapter_makes_a_plan_fit(capsys):
         assert (found.lora, found.lora_base) == (16, words[-1] if len(words) > 2 else "")
         assert (found.rollout_mesh == "") == ("rollouts read the weights that are there" in out)
         assert found.rollout_mesh == "" or not found.lora_base  # few bits stay where they are
+    capsys.readouterr()
+    assert cli.cli([*command, "--json", "--lora", "16", "--rollout-weights", "int8"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plans"][0]
+    found = flags.read(Settings, plan["flags"].split(), prog="jaxrl")
+    assert (found.lora, found.rollout_weights) == (16, "int8") and found.rollout_mesh == plan["rollout_mesh"]
+    assert "reshard" in plan["peak_gib"]  # in few bits a rollout has weights of its own, wherever it runs
     few = search.plans(shapes.shape_of("Qwen3-8B"), V5E, dataclasses.replace(WORK, adapter=16, base="nf4"))
     assert few and all(plan.train == plan.rollout for plan in few)
     # a base has no gradient: of three passes with weights one is saved, attention's stay
@@ -566,10 +589,6 @@ def test_command_where_nothing_fits(capsys):
         (
             ["--model", "Qwen3-8B", "--lora", "4", "--lora-base", "nf4", "--mesh", "context=8"],
             "--mesh context=8: a base in few bits is sampled where it trains, and context is of training alone",
-        ),
-        (
-            ["--model", "nano", "--estimate", "--lora", "4", "--rollout-weights", "int8"],
-            "their base is kept in float32, to be rounded once, which is no plan; drop one of them",
         ),
         (["--modle", "Qwen3-8B"], "--model"),
         (["--model", "nano", "--estimate", "--reward", "nobody"], "--reward nobody is no folder with config.json"),
