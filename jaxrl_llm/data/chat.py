@@ -70,38 +70,55 @@ def bos_marks_turns(tokenizer: Tokenizer) -> bool:
     return written or tokenizer.bos_id in tokenizer.eos_ids
 
 
-def _encode(tokenizer: Tokenizer, text: str, *, begins: bool = False) -> list[int]:
-    """Ids of rendered text without the BOS in front; special texts that ``encode`` would spell out are single ids.
+def _encode(tokenizer: Tokenizer, text: str, before: str | None) -> list[int]:
+    """Ids of rendered text without the BOS in front; special texts that ``opening`` would spell out are single ids.
 
     Args:
-      begins: the conversation begins here, so that a BOS in front of it is the one that stands there already.
+      before: what stands in front of it; None: the conversation begins here, and a BOS is the one in front of it.
     """
-    bos, inside = tokenizer.bos_text, bos_marks_turns(tokenizer)
-    if bos:
-        text = text.removeprefix(bos) if begins else text
-        text = text if inside else text.replace(bos, "")
-    end = tokenizer.eos_text
-    if not end or len(tokenizer.encode(end)) == 1:
-        return [i for i in tokenizer.encode(text) if inside or i != tokenizer.bos_id]
+    bos, end, inside = tokenizer.bos_text, tokenizer.eos_text, bos_marks_turns(tokenizer)
+    special = ""  # in front of the text: a tokenizer may begin what stands behind a special token as it begins a text
+    if before is None and bos and text.startswith(bos):
+        special, text = bos, text.removeprefix(bos)
+    elif before is not None and end and before.endswith(end):
+        special = end
+    text = text if inside or not bos else text.replace(bos, "")
+
+    def first(part: str) -> list[int]:
+        if before is not None and not special:
+            return tokenizer.encode(part)
+        mark = tokenizer.opening(special) if special else []
+        ids = tokenizer.opening(special + part)
+        return ids[1:] if len(mark) == 1 and ids[:1] == mark else tokenizer.opening(part)
+
+    if not end or len(tokenizer.opening(end)) == 1:
+        return [i for i in first(text) if inside or i != tokenizer.bos_id]
     ids: list[int] = []
     for k, part in enumerate(text.split(end)):
         ids += [tokenizer.eos_ids[0] if tokenizer.eos_text_id is None else tokenizer.eos_text_id] if k else []
-        ids += tokenizer.encode(part) if part else []
+        ids += (tokenizer.opening(part) if k else first(part)) if part else []
     return ids
+
+
+def _front(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The BOS in front of a text: where the tokenizer adds one, or it is written there."""
+    written = tokenizer.bos_text and text.startswith(tokenizer.bos_text)
+    return [] if tokenizer.bos_id is None or not (tokenizer.adds_bos or written) else [tokenizer.bos_id]
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> list[int]:
     """Ids of a conversation with BOS exactly once, in front, where the tokenizer defines one.
 
     Whatever the template says about BOS (once, at every turn, never) does not matter, but where it marks turns
-    (``bos_marks_turns``): there the others stay. ``variables`` as in ``render``.
+    (``bos_marks_turns``): there the others stay; and where the tokenizer says that it adds none (``add_bos_token``
+    false), it is there if the template begins with it. ``variables`` as in ``render``.
     """
-    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    return bos + _encode(tokenizer, _render(tokenizer, messages, **variables), begins=True)
+    text = _render(tokenizer, messages, **variables)
+    return _front(tokenizer, text) + _encode(tokenizer, text, None)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message], *, chat: bool = False) -> list[int]:
-    """Ids of a prompt, BOS exactly once in front where the tokenizer has one.
+    """Ids of a prompt, BOS exactly once in front where the tokenizer has one that it adds.
 
     Messages go through the chat template and end with the opening of the assistant's turn; text is taken as it is, or
     with ``chat`` as the one message of a user.
@@ -110,7 +127,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message], *, chat
       UserError: where a template is needed and the tokenizer has none.
     """
     if isinstance(prompt, str) and not chat:
-        bos, ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id], tokenizer.encode(prompt)
+        bos, ids = _front(tokenizer, prompt), tokenizer.opening(prompt)
         if bos_marks_turns(tokenizer):
             return bos + (ids[1:] if ids[:1] == bos else ids)
         return bos + [i for i in ids if i != tokenizer.bos_id]
@@ -130,7 +147,7 @@ def encode_turns(
     """
     opened = _render(tokenizer, before, **variables)
     whole = _render(tokenizer, [*before, *new], add_generation_prompt=True, **variables)
-    return _encode(tokenizer, _rest(opened, whole))
+    return _encode(tokenizer, _rest(opened, whole), opened)
 
 
 def encode_dialogue(
@@ -164,10 +181,11 @@ def _appended(tokenizer: Tokenizer, answers: Sequence[tuple[str, str]]) -> tuple
 
 def _joined(tokenizer: Tokenizer, parts: Sequence[tuple[str, str]]) -> tuple[list[int], list[bool]]:
     """Ids of texts and the answers to them, in turn, and the mask of the answers up to their end tokens."""
-    ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    mask = [False] * len(ids)
-    for k, (before, said) in enumerate(parts):
-        prompt, answer = _encode(tokenizer, before, begins=k == 0), _encode(tokenizer, said)
+    ids = _front(tokenizer, parts[0][0] if parts else "")
+    mask, behind = [False] * len(ids), None
+    for before, said in parts:
+        prompt, answer = _encode(tokenizer, before, behind), _encode(tokenizer, said, before)
+        behind = said
         ends = [i for i, token in enumerate(answer) if token in tokenizer.eos_ids]
         chosen = ends[-1] + 1 if ends else len(answer)
         ids += prompt + answer
@@ -210,7 +228,7 @@ def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str]
         head, said, rest = _render(tokenizer, talk, add_generation_prompt=True, **variables).partition(_SAID)
         if not said or not opened.startswith(head.rstrip()):  # some begin an answer with a blank
             raise Rewrites(_APPENDS)
-        return _encode(tokenizer, rest)
+        return _encode(tokenizer, rest, _SAID)
 
     end = next((k for k, token in enumerate(behind("?")) if token in tokenizer.eos_ids), -1)
     return lambda text: behind(text)[end + 1 :]

@@ -70,7 +70,8 @@ def _huggingface(path: pathlib.Path) -> tuple[bytes, ...]:
     else:
         named = sorted(kind for kind in kinds if kind)
         raise UserError(f"{path}: no stop strings with the decoder {named}; only ByteLevel, Metaspace and ByteFallback")
-    added = {entry["id"]: b"" if entry["special"] else entry["content"].encode() for entry in stored["added_tokens"]}
+    plain = _piece if read is _piece else str.encode  # the decoder of bytes leaves an added text as it is
+    added = {entry["id"]: b"" if entry["special"] else plain(entry["content"]) for entry in stored["added_tokens"]}
     vocabulary = model.get_vocab(with_added_tokens=True)
     found = [b""] * (1 + max(vocabulary.values()))  # ids may be left out
     for text, token in vocabulary.items():

@@ -13,8 +13,11 @@ _ANSWER = "An answer."
 class Tokenizer(NamedTuple):
     """Text to ids and back. ``encode`` adds no special token: sequences are built by ids, once.
 
-    ``eos_ids`` holds every id that ends a response, first the one that is put behind a response that is given: where
-    there are several and a chat template, the end of the assistant's turn. ``files`` are copied beside saved weights.
+    ``encode`` is of a text that stands behind another, ``opening`` of one that begins a sequence: in front of that the
+    tokenizers of Llama 2, Mistral 7B and others put a blank. ``eos_ids`` holds every id that ends a response, first the
+    one that is put behind a response that is given: where there are several and a chat template, the end of the
+    assistant's turn. ``adds_bos``: whether a BOS goes in front of what has none written. ``files`` are copied beside
+    saved weights.
     """
 
     encode: Callable[[str], list[int]]
@@ -28,6 +31,33 @@ class Tokenizer(NamedTuple):
     bos_text: str = ""  # the texts that a chat template inserts
     eos_text: str = ""
     eos_text_id: int | None = None
+    begins: Callable[[str], list[int]] | None = None  # where ``opening`` is another function than ``encode``
+    adds_bos: bool = True
+
+    def opening(self, text: str) -> list[int]:
+        """Ids of a text that begins a sequence."""
+        return (self.begins or self.encode)(text)
+
+
+_ANCHORS = (":", "0", "\n", "a")  # no tokenizer joins all of them with what stands behind
+
+
+def _encoders(
+    encode: Callable[[str], list[int]], piece: Callable[[int], str]
+) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]] | None]:
+    """``encode`` and ``begins`` of a tokenizer that has one function, which is of whole texts."""
+    first = encode("a")
+    if not first or not piece(first[0]).startswith(("\u2581", "\u0120")):
+        return encode, None
+
+    def behind(text: str) -> list[int]:
+        for anchor in _ANCHORS:
+            head, ids = encode(anchor), encode(anchor + text)
+            if head and ids[: len(head)] == head:
+                return ids[len(head) :]
+        return encode(text)
+
+    return behind, encode
 
 
 def _token_text(entry: Any, where: str) -> str:
@@ -96,6 +126,33 @@ def _chat_template(folder: pathlib.Path) -> str | None:
     return template
 
 
+def _adds_bos(folder: pathlib.Path) -> bool:
+    return _read_json(folder / "tokenizer_config.json").get("add_bos_token") is not False
+
+
+def _added(folder: pathlib.Path) -> dict[int, str]:
+    """Tokens that were added to a SentencePiece model: those of ``added_tokens.json`` and ``added_tokens_decoder``."""
+    beside = _read_json(folder / "added_tokens.json")
+    found = {i: text for text, i in beside.items() if type(i) is int}
+    listed = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    for i, entry in listed.items() if isinstance(listed, dict) else ():
+        if i.isdecimal():
+            found[int(i)] = _token_text(entry, f"{folder / 'tokenizer_config.json'}: added_tokens_decoder")
+    return found
+
+
+def _check_pieces(folder: pathlib.Path, size: int, eos: Sequence[int], template: str | None) -> None:
+    """Raises UserError where an end token, or a text of the chat template, is none of the SentencePiece model's."""
+    added = {i: text for i, text in _added(folder).items() if i >= size}
+    used = [f"{i} ({added.get(i, 'of no name')})" for i in eos if i >= size]
+    used += [f"{i} ({text})" for i, text in added.items() if text and text in (template or "") and i not in eos]
+    if used:
+        raise UserError(
+            f"{folder / 'tokenizer.model'} has {size} pieces, and tokens beyond them are used: {', '.join(used)}; make "
+            "a tokenizer.json (transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER))"
+        )
+
+
 def _sentencepiece(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
     import sentencepiece
 
@@ -105,26 +162,29 @@ def _sentencepiece(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
         raise UserError(f"{folder / 'tokenizer.model'} is not a SentencePiece model: {error}") from error
     eos = _ends(folder, base, model.eos_id() if model.eos_id() >= 0 else None)
     special = {model.pad_id(), model.bos_id(), model.eos_id()} | set(eos)
-    texts = [model.id_to_piece(i) if i >= 0 else "" for i in (model.bos_id(), eos[0] if eos else -1)]
-
     size, template = model.vocab_size(), _chat_template(folder)
+    _check_pieces(folder, size, eos, template)
+    texts = [model.id_to_piece(i) if i >= 0 else "" for i in (model.bos_id(), eos[0] if eos else -1)]
+    encode, begins = _encoders(model.encode, model.id_to_piece)
 
     def decode(ids: Sequence[int]) -> str:
         # rows of a model beyond the vocabulary can be sampled, and are no pieces
         return model.decode([i for i in map(int, ids) if i not in special and i < size])
 
     return Tokenizer(
-        encode=lambda text: model.encode(text),
+        encode=encode,
         decode=decode,
         vocab_size=size,
         bos_id=model.bos_id() if model.bos_id() >= 0 else None,
-        eos_ids=_turn_end_first([(i, model.id_to_piece(i)) for i in eos if i < size], eos, template, *texts),
+        eos_ids=_turn_end_first([(i, model.id_to_piece(i)) for i in eos], eos, template, *texts),
         pad_id=model.pad_id() if model.pad_id() >= 0 else (eos[0] if eos else 0),
         files=_files(folder, base),
         chat_template=template,
         bos_text=texts[0],
         eos_text=texts[1],
         eos_text_id=eos[0] if eos else None,
+        begins=begins,
+        adds_bos=_adds_bos(folder),
     )
 
 
@@ -135,12 +195,15 @@ def _huggingface(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
         model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the package raises the bare class
         raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+    model.no_truncation()  # both are of the calls that a file was saved after, and are none of the vocabulary's
+    model.no_padding()
+    encode, begins = _encoders(lambda text: model.encode(text, add_special_tokens=False).ids, model.id_to_token)
     texts = {name: _special_text(folder, f"{name}_token") for name in ("bos", "eos", "pad")}
     ids = {name: model.token_to_id(text) for name, text in texts.items()}
     eos, template = _ends(folder, base, ids["eos"]), _chat_template(folder)
     named = [(i, model.id_to_token(i)) for i in eos]
     return Tokenizer(
-        encode=lambda text: model.encode(text, add_special_tokens=False).ids,
+        encode=encode,
         decode=lambda sequence: model.decode([int(i) for i in sequence], skip_special_tokens=True),
         # the count of tokens is less where ids are left out
         vocab_size=1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1),
@@ -152,6 +215,8 @@ def _huggingface(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
         bos_text=texts["bos"],
         eos_text=texts["eos"],
         eos_text_id=ids["eos"],
+        begins=begins,
+        adds_bos=_adds_bos(folder),
     )
 
 
@@ -180,6 +245,7 @@ def _files(folder: pathlib.Path, base: pathlib.Path) -> tuple[pathlib.Path, ...]
         "tokenizer.json",
         "tokenizer_config.json",
         "special_tokens_map.json",
+        "added_tokens.json",
         "generation_config.json",
         "chat_template.jinja",
         "vocab.json",

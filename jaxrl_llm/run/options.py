@@ -133,13 +133,18 @@ def told_of_size(model: str, size: int, taken: dict[str, Any]) -> str:
     return line if shown else ""
 
 
-def sized(settings: Any, words: Sequence[str]) -> tuple[Any, str]:
+def sized(settings: Any, words: Sequence[str], *, least: int = 0) -> tuple[Any, str]:
     """The settings with what a model of one's own is asked with by its size where no flag says it, and a line on it.
 
     Of a bundled model, or where every one is given, the settings as they are and no line.
+
+    Args:
+      least: tokens of a response, which no preset makes shorter.
     """
     values, size = presets.for_model(settings.model)
     taken = {name: value for name, value in unflagged(values, words).items() if name in OF_ASKING}
+    if "max_new_tokens" in taken:
+        taken["max_new_tokens"] = max(taken["max_new_tokens"], least)
     return dataclasses.replace(settings, **taken), told_of_size(settings.model, size, taken)
 
 

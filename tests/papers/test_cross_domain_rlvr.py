@@ -51,6 +51,20 @@ def test_a_distilled_judge_sees_what_the_rule_misses():
     assert not small.judge(net, value, ~answered, answers).any()
 
 
+def test_a_verdict_is_the_likeliest_word_however_sure_it_is(monkeypatch):
+    """Of yes at .4, no at .3 and a third word at .3 the verdict is yes, though it is sure of less than a half."""
+    yes, no = jnp.array([0.3, 0.4, 0.3, 0.6, 0.4]), jnp.array([0.4, 0.3, 0.3, 0.3, 0.3])
+    monkeypatch.setattr(answer_judges, "verdicts", lambda *_, **__: (yes, no, None))
+    value, answers = jnp.zeros(5, jnp.int32), {"reference": jnp.zeros(5, jnp.int32), "modulus": jnp.full(5, 11)}
+    answered = jnp.array([True, True, True, True, False])
+    given = None, value, answered, answers
+    word = answer_judges.make_generative(8, error_rate=0.0, worked=False, soft=False)
+    sure = answer_judges.make_generative(8, error_rate=0.0, worked=False, soft=True)
+    assert word.judge(*given).tolist() == [0.0, 1.0, 0.0, 1.0, 0.0] and word.passes is None
+    assert sure.passes(*given).tolist() == [False, True, False, True, False]
+    close.assert_near(sure.judge(*given), np.float32([0.6, 0.4, 0.0, 0.6, 0.0]))
+
+
 def test_pairs_are_of_all_qualities_and_logs_say_what_they_mean():
     pairs, truth = answer_judges.draw_judgements(jax.random.key(0), 4000, error_rate=0.0)
     found = np.asarray(pairs)

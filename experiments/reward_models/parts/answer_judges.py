@@ -47,10 +47,14 @@ class Log(NamedTuple):
 
 
 class Verifier(NamedTuple):
-    """``fit(key) -> net`` is called once a seed; ``judge(net, value, answered, answers) -> [B]`` in [0, 1]."""
+    """``fit(key) -> net`` is called once a seed; ``judge(net, value, answered, answers) -> [B]`` in [0, 1].
+
+    ``passes``, of the same arguments, tells what it says yes to; None: what ``judge`` gives more than a half.
+    """
 
     fit: Callable[[Key], Params]
     judge: Callable[[Params, Array, Array, dict[str, Array]], Array]
+    passes: Callable[[Params, Array, Array, dict[str, Array]], Array] | None = None
 
 
 def without_fitting(judge: Callable[..., Array]) -> Verifier:
@@ -159,6 +163,16 @@ def verdicts(
     return *chances, written
 
 
+def says_yes(yes: Float[Array, " B"], no: Float[Array, " B"]) -> Bool[Array, " B"]:
+    """Where yes is the likeliest of three words: yes, no, and what is neither.
+
+    >>> import jax.numpy as jnp
+    >>> says_yes(jnp.array([0.4, 0.3, 0.3]), jnp.array([0.3, 0.4, 0.3])).tolist()
+    [True, False, False]
+    """
+    return (yes >= no) & (yes >= 1.0 - yes - no)
+
+
 def soft_judgement(yes: Float[Array, " B"], no: Float[Array, " B"], *, renormalise: bool = False) -> Float[Array, " B"]:
     """``P(yes)`` where the judge says yes, ``1 - P(no)`` where it says no, 0 where it says neither (the likeliest).
 
@@ -173,18 +187,17 @@ def soft_judgement(yes: Float[Array, " B"], no: Float[Array, " B"], *, renormali
     >>> [[f"{x:.3f}" for x in soft_judgement(*both, renormalise=r)] for r in (False, True)]
     [['0.700', '0.300', '0.000'], ['0.778', '0.222', '0.000']]
     """
-    rest = 1.0 - yes - no
-    says_yes, says_no = (yes >= no) & (yes >= rest), (no > yes) & (no >= rest)
+    passes, fails = says_yes(yes, no), (no > yes) & (no >= 1.0 - yes - no)
     if renormalise:
         both = jnp.maximum(yes + no, 1e-9)
         yes, no = yes / both, no / both
-    return jnp.where(says_yes, yes, jnp.where(says_no, 1.0 - no, 0.0))
+    return jnp.where(passes, yes, jnp.where(fails, 1.0 - no, 0.0))
 
 
 def make_generative(
     examples: int, *, error_rate: float, worked: bool, soft: bool, steps: int = 400, log: Log = DIGITS
 ) -> Verifier:
-    """A verifier that imitates the log of a judge, by its word or by how sure it is.
+    """A verifier that imitates the log of a judge, by its word (1 for yes) or by how sure it is (``soft_judgement``).
 
     Args:
       worked: it writes both canonical forms first.
@@ -198,12 +211,18 @@ def make_generative(
     def draw(key, n):
         return draw_log(key, n, error_rate=error_rate, worked=worked, log=log)
 
-    def judge(net, value, answered, answers):
-        yes, no, _ = verdicts(net, log.pairs(value, answers), worked=worked, log=log)
-        said = soft_judgement(yes, no)
-        return jnp.where(answered, said if soft else (said > 0.5).astype(jnp.float32), 0.0)
+    def chances(net, value, answers):
+        return verdicts(net, log.pairs(value, answers), worked=worked, log=log)[:2]
 
-    return Verifier(strings.make_base(world, draw, steps=steps, table=examples), judge)
+    def passes(net, value, answered, answers):
+        return says_yes(*chances(net, value, answers)) & answered
+
+    def judge(net, value, answered, answers):
+        if not soft:
+            return passes(net, value, answered, answers).astype(jnp.float32)
+        return jnp.where(answered, soft_judgement(*chances(net, value, answers)), 0.0)
+
+    return Verifier(strings.make_base(world, draw, steps=steps, table=examples), judge, passes if soft else None)
 
 
 def large_judge(
@@ -290,12 +309,14 @@ def judged_stage(
     def estimate(params, extras, rows, rewards):
         answers = jax.tree.map(lambda x: x[rows.problem_ids], free.bench.train.answers)
         read = free.read(rows)
-        said = jax.lax.stop_gradient(verifier.judge(declared(Verified, extras).verifier, *read, answers))
+        net = declared(Verified, extras).verifier
+        said = jax.lax.stop_gradient(verifier.judge(net, *read, answers))
+        passed = said > 0.5 if verifier.passes is None else verifier.passes(net, *read, answers)
         value = said if worth is None else worth(said, *read, answers)
         right = free.equivalent(*read, answers)
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
-            row_extras=lambda extras, rows, rewards: Passed(said > 0.5, right, read[1])._asdict(),
+            row_extras=lambda extras, rows, rewards: Passed(passed, right, read[1])._asdict(),
             **episode_methods.against(kl_weight),
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))

@@ -29,7 +29,7 @@ class Question(NamedTuple):
     temperature: float
     top_p: float
     seed: int  # below 2**32: of equal questions, the replies of equal seeds are equal
-    choice: int = 0  # of several replies to one question
+    choice: int = 0  # of the draws of a request
 
 
 class Reply(NamedTuple):

@@ -104,9 +104,8 @@ def cli(arguments: list[str] | None = None) -> int:
         flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
         flags.check_seed(settings.seed)
         compile_cache.enable(settings.compile_cache)
-        wider, told = options.sized(settings, words)
-        if wider.max_new_tokens > settings.max_new_tokens:
-            settings = wider
+        settings, told = options.sized(settings, words, least=settings.max_new_tokens)
+        if told:
             print(told, file=sys.stderr, flush=True)
         answer = make_answer(settings)
         if sys.stdin.isatty():

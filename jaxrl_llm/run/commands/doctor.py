@@ -128,6 +128,9 @@ def check_bos(tokenizer: Tokenizer) -> Findings:
     if tokenizer.bos_id is None:
         yield Finding("ok", "BOS", "none defined, none added")
         return
+    if not tokenizer.adds_bos:
+        yield Finding("ok", "BOS", "add_bos_token is false: in front only where the chat template writes it")
+        return
     prompts = {"text": TEXTS[0]} | ({} if tokenizer.chat_template is None else {"chat": _messages()[:1]})
     for kind, prompt in prompts.items():
         ids = chat.encode_prompt(tokenizer, prompt)

@@ -50,9 +50,10 @@ class Refused(Exception):
 
 
 class Asked(NamedTuple):
-    """A request: its questions, the texts that end a reply, and whether it is a talk."""
+    """A request: its questions, ``choices`` to a prompt, the texts that end a reply, and whether it is a talk."""
 
     questions: list[Question]
+    choices: int
     stop: tuple[str, ...]
     chat: bool
 
@@ -148,8 +149,9 @@ def read(body: Any, path: str, model: parts.Model, settings: Settings) -> Asked:
     for ids in prompts:
         if len(ids) + most > limit:
             raise Refused(f"a prompt of {len(ids)} tokens and max_tokens={most} exceed the context of {limit}")
-    questions = [Question(ids, most, temperature, top_p, seed, k) for ids in prompts for k in range(choices)]
-    return Asked(questions, tuple(stop), chat)
+    drawn = [ids for ids in prompts for _ in range(choices)]  # each a draw of its own, of equal prompts too
+    questions = [Question(ids, most, temperature, top_p, seed, k) for k, ids in enumerate(drawn)]
+    return Asked(questions, choices, tuple(stop), chat)
 
 
 def reply_of(asked: Asked, replies: Sequence[Reply], model: parts.Model, name: str) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def reply_of(asked: Asked, replies: Sequence[Reply], model: parts.Model, name: s
             text, ended = text[: min(ends)], True
         part = {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
         choices.append({"index": k, **part, "finish_reason": "stop" if ended else "length", "logprobs": None})
-    prompt = sum(len(q.ids) for q in asked.questions if q.choice == 0)
+    prompt = sum(len(q.ids) for q in asked.questions[:: asked.choices])
     written = sum(len(reply.ids) + reply.ended for reply in replies)
     return {
         "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}",
