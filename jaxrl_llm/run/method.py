@@ -41,6 +41,7 @@ ESTIMATOR = (
 )  # fmt: skip
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
+CLIPS = ("clip_low", "clip_high")  # flags of clipped_policy_loss
 OF_RESPONSE = ("rewards", "group_ids", "length_tokens", "valid", "greedy_rewards", "optimal_values")  # not of a token
 NO_SLOPE = (
     "it is a value to log; a term of a loss needs a gradient: choose k3_gradient_terms, k1_gradient_terms, "
@@ -177,11 +178,13 @@ def _is_flat(function: Callable[..., Any], wanted: Sequence[str], shape: tuple[i
 
 def check_unread(settings: MethodSettings) -> None:
     """Raises UserError for a flag that nothing reads beside the others, where it has not its default."""
-    if settings.loss_args or named.find(losses, settings.loss, "--loss") is not clipped_policy_loss:
+    if named.find(losses, settings.loss, "--loss") is not clipped_policy_loss:
         flags.check_default(
-            settings, ("clip_low", "clip_high"),
-            "is of --loss clipped_policy_loss without --loss-args: what a loss has of it is one of its --loss-args",
+            settings, CLIPS,
+            "is of --loss clipped_policy_loss: what another loss has of it is one of its --loss-args",
         )  # fmt: skip
+    for name in _named(settings.loss_args) & set(CLIPS):
+        flags.check_default(settings, (name,), f"and --loss-args {name} are the same bound: give it once")
     for name, needs in (
         ("correction_args", "correction"),
         ("kl_horizon", "kl_target"),
@@ -251,12 +254,18 @@ def learns_from_equals(settings: MethodSettings) -> bool:
     return bool(np.any(np.abs(np.asarray(_called(function, wanted, given))) > 1e-6))
 
 
+def _named(words: Sequence[str]) -> set[str]:
+    """The settings that ``name=value`` words give."""
+    return {word.partition("=")[0] for word in words}
+
+
 def policy_loss(settings: MethodSettings) -> tuple[Callable[..., Any], tuple[str, ...]]:
     """The loss of the flags, and the arrays that it takes in their order."""
-    function = named.find(losses, settings.loss, "--loss")
-    if function is clipped_policy_loss and not settings.loss_args:
-        return partial(function, clip_low=settings.clip_low, clip_high=settings.clip_high), LOSS
-    function = named.with_settings(function, settings.loss_args, "--loss-args", losses)
+    found = named.find(losses, settings.loss, "--loss")
+    function = named.with_settings(found, settings.loss_args, "--loss-args", losses)
+    if found is clipped_policy_loss:  # its other settings leave the bounds of the flags as they are
+        bounds = {name: getattr(settings, name) for name in CLIPS if name not in _named(settings.loss_args)}
+        return partial(function, **bounds), LOSS
     wanted = named.check_arrays(function, (*LOSS, *OF_BATCH), f"--loss {settings.loss}")
     if "logp" not in wanted:
         raise UserError(f"--loss {settings.loss} takes {', '.join(wanted)}, no logp: it is no loss of a policy")

@@ -247,6 +247,28 @@ def test_settings_of_a_function_are_words():
     assert values.shape == SHAPE
 
 
+def test_other_settings_of_the_clipped_loss_leave_its_bounds():
+    """A ratio of 1.25 lies between 1 + 0.2, the bound of the function, and 1 + 0.28, that of the job."""
+    one, said = jnp.ones((1, 1)), "are the same bound: give it once, or drop"
+    for changes, cut in (
+        ({}, 0.0),
+        ({"loss_args": ("dual_clip=3.0",)}, 0.0),
+        ({"loss_args": ("dual_clip=3.0",), "clip_high": 0.2}, 1.0),
+        ({"loss_args": ("dual_clip=3.0", "clip_high=0.2")}, 1.0),
+        ({"loss_args": ("clip_low=0.1",)}, 0.0),
+    ):
+        settings = of(**changes)
+        check(settings)
+        loss, wanted = method.policy_loss(settings)
+        assert wanted == method.LOSS
+        terms = loss(jnp.log(1.25 * one), 0.0 * one, one, one > 0)
+        assert float(terms.aux["clipped"][0, 0]) == cut, changes
+    with pytest.raises(UserError, match=f"--clip-high 0.3 and --loss-args clip_high {said} --clip-high"):
+        check(of(clip_high=0.3, loss_args=("clip_high=0.2",)))
+    with pytest.raises(UserError, match="--clip-high 0.3 is of --loss clipped_policy_loss: what another loss has"):
+        check(of(clip_high=0.3, loss="gspo_loss", loss_args=("clip_high=0.2",)))
+
+
 def _batch(**extras):
     fields = {name: None for name in Batch._fields}
     arrays = {"mask": MASK, "old_logp": OLD, "sampler_logp": SAMPLER, "ref_logp": REF, "advantages": VALUES}
@@ -494,8 +516,8 @@ def logged_kl(logp, ref_logp, mask):
         ({"entropy_target": math.nan}, "--entropy-target nan must be finite"),
         ({"entropy_step": math.nan}, "--entropy-step nan positive and finite"),
         ({"value_beta": math.inf}, "--value-beta inf positive and finite"),
-        ({"loss": "gspo_loss", "clip_low": 0.1}, "--clip-low 0.1 is of --loss clipped_policy_loss without"),
-        ({"loss_args": ("clip_low=0.1",), "clip_high": 0.3}, "--clip-high 0.3 .* or drop --clip-high"),
+        ({"loss": "gspo_loss", "clip_low": 0.1}, "--clip-low 0.1 is of --loss clipped_policy_loss: what another"),
+        ({"loss_args": ("clip_high=0.1",), "clip_high": 0.3}, "--clip-high 0.3 .* or drop --clip-high"),
         ({"correction_args": ("cap=5.0",)}, "--correction-args cap=5.0 belongs to --correction: give it, or drop"),
         ({"kl_horizon": 20}, "--kl-horizon 20 belongs to --kl-target: give it, or drop --kl-horizon"),
         ({"entropy_step": 0.1}, "--entropy-step 0.1 belongs to --entropy-target: give it, or drop --entropy-step"),
