@@ -334,11 +334,22 @@ def horizon(settings: Settings) -> int:
 
 
 def about_schedule(settings: Settings) -> str:
-    """What the steps of a run mean for its learning rate, where they are not those of its schedule; else nothing."""
+    """What the steps of a run mean for its learning rate, where they are not those of its schedule; else nothing.
+
+    A constant rate comes down nowhere, whatever its steps.
+    """
     end, steps = horizon(settings), settings.steps
+    if settings.schedule == "constant" or steps == end:
+        return ""
+    if settings.refill:  # not every step trains, and the schedule counts those that do
+        updates, most = (count * settings.inner_epochs for count in (end, steps))
+        return (
+            f"the learning rate of this run comes down to 0 over {updates} updates, and --steps {steps} make at most "
+            f"{most}: with --refill {settings.refill} a step whose batch is not full yet makes none"
+        )
     if steps > end:
         return (
             f"the learning rate of this run comes down to 0 at step {end}: what --steps {steps} adds changes nothing; "
             "to train on, begin a run with --model RUN/model"
         )
-    return f"the run stops at step {steps} of the {end} of its learning rate's schedule" if steps < end else ""
+    return f"the run stops at step {steps} of the {end} of its learning rate's schedule"

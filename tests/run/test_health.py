@@ -1,5 +1,6 @@
 """A run that learns nothing says so while it runs and in its report; what is the mean of nothing is left out."""
 
+import dataclasses
 import json
 
 import jax
@@ -11,7 +12,7 @@ import safetensors.numpy
 from jaxrl_llm.data import formats
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.jobs import grpo
-from jaxrl_llm.run import parts, settings
+from jaxrl_llm.run import method, parts, settings
 from jaxrl_llm.run.records import health
 from jaxrl_llm.types import Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -138,6 +139,20 @@ def test_a_row_without_text_is_an_error_with_its_line(tmp_path, case):
 
 def weights_of(run):
     return safetensors.numpy.load_file(run / "model" / "model.safetensors")
+
+
+def test_what_is_said_of_a_schedule_is_true_of_it():
+    usual = dataclasses.replace(settings.Settings(), steps=200, schedule_steps=100)
+    assert "comes down to 0 at step 100: what --steps 200 adds changes nothing" in settings.about_schedule(usual)
+    constant = dataclasses.replace(usual, schedule="constant")
+    rate = method.learning_rate(constant, 100)
+    assert float(rate(50)) == float(rate(199)) > 0 and settings.about_schedule(constant) == ""
+    assert settings.about_schedule(dataclasses.replace(usual, steps=100)) == ""
+    filled = dataclasses.replace(usual, refill="drop", inner_epochs=2)
+    assert settings.about_schedule(filled) == (
+        "the learning rate of this run comes down to 0 over 200 updates, and --steps 200 make at most 400: with "
+        "--refill drop a step whose batch is not full yet makes none"
+    )
 
 
 def test_more_steps_do_not_bend_the_learning_rate(tmp_path, capsys, monkeypatch):
