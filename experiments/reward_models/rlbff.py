@@ -86,7 +86,9 @@ CURVES = (
 )
 
 # judges are compared by how they rank; what a policy makes of a score that hears no principle is no part of it
-BED = experiment.Bed(metric="rank/worth", baseline="bt", chance=0.5)
+BED = experiment.Bed(
+    metric="rank/worth", baseline="bt", chance=0.5, judges=(("rlbff", "rank/known", 0.6),),
+)  # fmt: skip
 
 
 def draw_ordered(task: Replies, key, n):

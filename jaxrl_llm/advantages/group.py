@@ -137,8 +137,9 @@ def informative_groups(
 ) -> Bool[Array, " B"]:
     """Which sequences belong to a group whose mean reward lies in ``[low, high]`` and whose rewards differ.
 
-    Dynamic filtering of "DAPO", arXiv:2503.14476, eq. 11 is ``low=0, high=1`` (only the spread counts); balanced
-    filtering, arXiv:2504.03380, takes for instance ``low=0.25, high=0.75``.
+    Dynamic filtering of "DAPO", arXiv:2503.14476, eq. 11, where only the spread counts, is ``low=0, high=1`` for
+    rewards in [0, 1], and for others ``low=-inf, high=inf``; balanced filtering, arXiv:2504.03380, takes for instance
+    ``low=0.25, high=0.75``.
     """
     if low > high:
         raise ValueError(f"low={low} is greater than high={high}")

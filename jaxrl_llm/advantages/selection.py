@@ -125,12 +125,15 @@ def expected_counts(weights: Float[Array, " B"]) -> Float[Array, " B"]:
 def resampled(weights: Float[Array, " B"], uniforms: Float[Array, " B"]) -> Int[Array, " B"]:
     """Rows of a buffer drawn with replacement in proportion to ``weights``; ``uniforms`` are numbers in [0, 1).
 
+    Where no weight is positive, the last row.
+
     >>> import jax.numpy as jnp
     >>> resampled(jnp.array([1.0, 0.0, 3.0]), jnp.array([0.1, 0.3, 0.9])).tolist()
     [0, 2, 2]
     """
     edges = jnp.cumsum(weights)
-    return jnp.searchsorted(edges, uniforms * edges[-1], side="right").astype(jnp.int32)
+    found = jnp.searchsorted(edges, uniforms * edges[-1], side="right")
+    return jnp.minimum(found, weights.shape[0] - 1).astype(jnp.int32)
 
 
 def reliability(scores: Float[Array, " B"], truth: Float[Array, " B"], weights: Float[Array, " B"]) -> Float[Array, ""]:

@@ -254,7 +254,9 @@ def kept_rows(method: Method, settings: Settings, rewards: Rewards) -> Array:
 
 def counted(method: Method, group_size: int, kept: Array) -> Array:
     """What the sum of a loss is divided by: pairs, groups or rows of the whole step."""
-    share = {"pairs": 2, "margins": 4, "rankings": 1 if "levels" in method.wanted else group_size}.get(method.kind, 1)
+    if "levels" in method.wanted:  # whose rows are shares of a mean over the pairs of all rows, see ``trpa_loss``
+        return jnp.asarray(kept.shape[0], jnp.float32)
+    share = {"pairs": 2, "margins": 4, "rankings": group_size}.get(method.kind, 1)
     return jnp.sum(kept.astype(jnp.float32)) / share
 
 
@@ -336,12 +338,13 @@ def rankings(method: Method, settings: Settings, policy: Any, params: Params, ba
     mean = jnp.take_along_axis((total / tokens).reshape(-1, size), order, axis=1)
     better = jnp.sum((values[:, None, :] > values[:, :, None]).astype(jnp.int32), axis=2).reshape(-1)
     there = jnp.any(batch.mask, axis=1)
+    whole = jnp.repeat(jnp.all(there.reshape(-1, size), axis=1), size)  # of the other groups no two make a pair
     found = {
         "mean_logp": mean,
         "logp": jnp.take_along_axis(total.reshape(-1, size), order[:, :1], axis=1)[:, 0],
         "mean_log_ratio": (total - reduce.sequences(batch.ref_logp, batch.mask)) / tokens,
         # 1: wholly right; below it as many levels as there are better responses
-        "levels": jnp.where(reward_of(batch) >= 1.0, 1, 2 + better),
+        "levels": jnp.where(whole, jnp.where(reward_of(batch) >= 1.0, 1, 2 + better), 2 + size),
         "group_ids": batch.group_ids,
     }
     return found, there if "levels" in method.wanted else there[::size]

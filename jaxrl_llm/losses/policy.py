@@ -87,6 +87,8 @@ def clipped_policy_loss(
     surrogate = jnp.minimum(ratio * advantages, bounded * advantages)
     # strictly outside the bound on the side where the minimum takes the constant
     clipped = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+    if clip_low == 0 or clip_high == 0:  # at a ratio of 1 clip and minimum share their gradients out
+        surrogate = jnp.where(clipped, jax.lax.stop_gradient(surrogate), ratio * advantages)
     if dual_clip is not None:
         floor = dual_clip * advantages
         cut = (advantages < 0) & (surrogate < floor)
@@ -167,8 +169,9 @@ def bounded_surrogate(
     """
     ratio, advantages = (jnp.where(mask, x.astype(jnp.float32), 0.0) for x in (ratio, advantages))
     advantages = jax.lax.stop_gradient(advantages)
-    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, low, high) * advantages)
     cut = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+    bounded = jax.lax.stop_gradient(jnp.clip(ratio, low, high)) * advantages
+    surrogate = jnp.where(cut, bounded, ratio * advantages)  # a minimum would share its gradient out at a bound
     return TokenTerms(-jnp.where(mask, surrogate, 0.0), {"ratio": ratio, "clipped": (cut & mask).astype(jnp.float32)})
 
 

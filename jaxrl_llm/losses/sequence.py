@@ -69,6 +69,8 @@ def _clipped(ratio: Array, advantages: Array, mask: Array, clip_low: float, clip
         raise ValueError(f"clip_low={clip_low} must lie in [0, 1) and clip_high={clip_high} must not be negative")
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)
     cut = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+    if clip_low == 0 or clip_high == 0:  # at a ratio of 1 clip and minimum share their gradients out
+        surrogate = jnp.where(cut, jax.lax.stop_gradient(surrogate), ratio * advantages)
     aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": (cut & mask).astype(jnp.float32)}
     return TokenTerms(-jnp.where(mask, surrogate, 0.0), aux)
 

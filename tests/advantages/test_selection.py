@@ -52,6 +52,7 @@ def test_resampling_has_the_expected_counts():
     # no filter: every sequence once on average, so the loss is PPO's
     close.assert_near(selection.expected_counts(jnp.ones(10)), 1.0)
     assert not np.asarray(selection.expected_counts(jnp.zeros(3))).any()
+    assert selection.resampled(jnp.zeros(3), jnp.array([0.0, 0.5, 0.9])).tolist() == [2, 2, 2]  # rows that are there
 
 
 def test_reliability_of_what_is_kept():

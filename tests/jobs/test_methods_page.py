@@ -32,6 +32,8 @@ def test_a_command_of_the_page_is_taken(command, own_module):
         found = settings.parse(words)
         settings.check(found)
         method.check_computed(found)
+        # one surrogate at each of its tokens, which LUSPO means to weigh by the length of a response
+        assert "--reduction seq_sum" in command or not any("one term for a response" in x for x in method.told(found))
         return
     if name == "eval":
         flags.read(evaluate_model.Settings, words, prog="jaxrl eval")

@@ -287,6 +287,35 @@ def test_rankings_by_hand(model, batch):
     assert arrays["levels"].tolist() == [1, 4, 4, 3, 5, 4, 1, 3] and counts.tolist() == [True, True]
 
 
+def test_groups_without_an_order_change_neither_loss_nor_step_of_trpa(monkeypatch):
+    """Its mean is over the pairs of a step: ties, and groups with a response without a verdict, have none."""
+    settings, found = method(loss="trpa_loss", group_size=2)
+    monkeypatch.setattr(online_dpo, "score_tokens", lambda policy, params, batch, temperature: (params, None))
+    loss = online_dpo.make_loss(settings, found, None, None)
+
+    def of(values, valid):
+        rewards = Rewards(jnp.asarray(values), jnp.asarray(valid))
+        kept = online_dpo.kept_rows(found, settings, rewards)
+        count, zeros = len(values), jnp.zeros((len(values), 3))
+        mask = jnp.ones((count, 3), bool) & kept[:, None]
+        extras = online_dpo.Rated(rewards.value)._asdict() | online_dpo.Preferred(jnp.ones(count))._asdict()
+        tokens = mask.astype(jnp.int32)
+        batch = Batch(tokens, tokens, tokens, mask, zeros, zeros, zeros, zeros, jnp.arange(count) // 2,
+                      online_dpo.counted(found, 2, kept), extras)  # fmt: skip
+        value, slope = jax.value_and_grad(lambda logp: loss(logp, batch)[0])(zeros)
+        return float(value), slope[:4]
+
+    value, slope = of([0.5, 0.0, 0.5, 0.0], [True] * 4)
+    close.assert_near(np.float32(value), np.log(2.0))
+    # d(-log sigmoid(0.1 (u - v))) = -0.05, of two pairs the mean, and of three tokens the mean
+    close.assert_near(slope, np.repeat(np.array([[-0.025], [0.025]] * 2) / 3, 3, axis=1))
+    tied = of([0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0], [True] * 8)
+    unjudged = of([0.5, 0.0, 0.5, 0.0, 0.5, 0.0, 0.5, 0.0], [True] * 5 + [False, True, False])
+    for found_value, found_slope in (tied, unjudged):
+        close.assert_near(np.float32(found_value), value)
+        close.assert_near(found_slope, slope)
+
+
 @pytest.mark.parametrize("loss", ["sppo_loss", "nash_md_loss"])
 def test_losses_of_chances_see_sums_or_tokens(loss, model, batch):
     settings, found = method(loss=loss)

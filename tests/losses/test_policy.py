@@ -1,11 +1,14 @@
 """Worked examples and independent float64 loops for the policy losses."""
 
 import math
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import losses
 from jaxrl_llm.losses import policy, sequence
 from tests import close
 
@@ -115,3 +118,34 @@ def test_clip_fraction_counts_only_where_clipping_acted():
 def test_mistakes_are_named(call, name):
     with pytest.raises(ValueError, match=f"{name}="):
         call(*_arrays())
+
+
+AT_A_BOUND = {
+    "ppo, low": partial(losses.clipped_policy_loss, clip_low=0.0),
+    "ppo, high": partial(losses.clipped_policy_loss, clip_high=0.0),
+    "ppo, both": partial(losses.clipped_policy_loss, clip_low=0.0, clip_high=0.0),
+    "ppo, dual": partial(losses.clipped_policy_loss, clip_low=0.0, dual_clip=3.0),
+    "gspo": partial(losses.gspo_loss, clip_low=0.0, clip_high=0.0),
+    "gspo, token": partial(losses.gspo_token_loss, clip_low=0.0, clip_high=0.0),
+    "loop": partial(losses.loop_loss, eps=0.0),
+    "dcpo": partial(losses.dcpo_loss, clip_low=0.0, clip_high=0.0),
+    "bapo": partial(losses.bapo_loss, low=(1.0, 1.0), high=(1.0, 1.0)),
+}
+
+
+CUT_ONE_SIDE = {"ppo, low": (-2.0,), "ppo, high": (2.0,), "ppo, dual": (-2.0,)}  # advantages whose tokens are cut
+
+
+@pytest.mark.parametrize("name", AT_A_BOUND)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_a_ratio_on_its_bound_has_the_whole_gradient(name, advantage):
+    """Where the weights are those that sampled every ratio is 1: also a bound of exactly 1 cuts nothing there."""
+    old, mask = jnp.array([[-0.5], [-1.0]]), jnp.ones((2, 1), bool)
+    given = jnp.full((2, 1), advantage)
+    slope = jax.grad(lambda x: jnp.sum(AT_A_BOUND[name](x, old, given, mask).loss))(old)
+    assert slope.tolist() == [[-advantage], [-advantage]]
+    terms = AT_A_BOUND[name](old, old, given, mask)
+    assert terms.loss.tolist() == [[-advantage], [-advantage]] and not terms.aux["clipped"].any()
+    if advantage in CUT_ONE_SIDE.get(name, (advantage,)):
+        beyond = old + 0.1 * jnp.sign(given)
+        assert not jax.grad(lambda x: jnp.sum(AT_A_BOUND[name](x, old, given, mask).loss))(beyond).any()
