@@ -153,6 +153,23 @@ def _check_call(name: str, given: list[Any]) -> None:
         raise ValueError(f"{name} of a number beyond {LARGEST}")
 
 
+_GENERATORS = 12  # of a polynomial whose arithmetic is built beforehand; more take longer than a verdict may
+
+
+def build_in_sympy() -> None:
+    """Builds what SymPy would write as text and execute while it simplifies, which a process that judges refuses.
+
+    The arithmetic of monomials is such text, made of the number of generators and of nothing that a model wrote.
+    SymPy keeps what is built; without it ``cancel`` and ``simplify`` fail, and with them right answers.
+    """
+    from sympy.polys.monomials import MonomialOps
+
+    for count in range(1, _GENERATORS + 1):
+        built = MonomialOps(count)
+        for make in (built.mul, built.pow, built.mulpow, built.ldiv, built.div, built.lcm, built.gcd):
+            make()
+
+
 @functools.cache
 def replace_in_sympy() -> None:
     """From here on SymPy's parser, in this process, reads the syntax of formulas and executes nothing."""

@@ -243,8 +243,9 @@ def _same(text: str, stored: str | None) -> bool:
 
 
 def warm_up() -> None:
-    """In the sandbox, before anything is given up: imports reasoning-gym."""
+    """In the sandbox, before anything is given up: imports reasoning-gym, and what SymPy executes is built."""
     extra_module("reasoning_gym", _USE, "tasks")
+    formulas.build_in_sympy()
 
 
 def known() -> list[str]:

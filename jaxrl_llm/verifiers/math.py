@@ -48,6 +48,7 @@ def warm_up() -> None:
     math_verify = extra_module("math_verify", _USE, "tasks")
     for name in ("math_verify", "math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns about every timeout that is off
+    formulas.build_in_sympy()
     formulas.replace_in_sympy()
     compare("\\frac{1}{2}", "so it is $\\sqrt{0.25}$")
     math_verify.parser.parse_expr_cached.cache_clear()

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called
 from jaxrl_llm.verifiers import foreign, gym, math
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -109,6 +110,24 @@ def test_mathematical_answers_do_not_run_as_code(tmp_path, forms):
             verdict = math.verify({"value": "42"}, form.format(attack))
             assert not marker.exists() and verdict.valid and verdict.value == 0.0, (form, attack[:80], verdict)
     assert math.verify({"value": "42"}, "$42$").value == 1.0
+
+
+def test_what_simplifies_is_built_beforehand_and_text_is_refused_all_the_same(tmp_path):
+    """SymPy's arithmetic of monomials is text, of numbers alone; once it is there no text is executed."""
+    made = gym.problems("intermediate_integration", 2, 3)
+    for answer, solution in zip(made.answers, made.solutions, strict=True):
+        longer = f"({solution.replace('+ C', '')})*(x**2 - 1)/((x - 1)*(x + 1))"
+        assert gym.verify(answer, longer) == (1.0, True, "right")
+        assert gym.verify(answer, f"{longer} + x**3").value == 0.0
+    marker = tmp_path / "reached"
+    tmp_path.chmod(0o777)
+    for module in (math, gym):
+        with Sandbox(workers=1, limits=math.LIMITS, modules=(module.__name__, "builtins", "sympy")) as sandbox:
+            for text in ("1+1", f"open({str(marker)!r}, 'w')"):
+                for function in ("eval", "exec"):
+                    assert sandbox.call(f"builtins:{function}", text).reason == "Refused: text is not executed here"
+            assert sandbox.call("sympy:lambdify", "x", "x + 1").reason.startswith("Refused")
+            assert not marker.exists()
 
 
 def test_lists_and_formulas_still_earn_what_the_family_gives_them():
