@@ -1,7 +1,7 @@
 """Rows of the supervised commands: texts and preferences of a file, or generated ones, as token arrays."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -80,7 +80,7 @@ class Judged(NamedTuple):
 
 
 def held_out(rows: Sequence[Any], most: int, data: str) -> tuple[list[Any], list[Any]]:
-    """Training rows and held-out ones: a tenth of the prompts by their hash, at most ``most``.
+    """Training rows and held-out ones: a tenth of the prompts by their hash, at most ``most``, each object once.
 
     Raises:
       UserError: where nothing is left of one of them.
@@ -110,6 +110,18 @@ def of_margins(margins: np.ndarray) -> dict[str, float]:
     return {"eval/accuracy": float(right.mean()), "eval/margin": float(margins.mean())}
 
 
+def each_once(found: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """``make`` of every row: one that a mixture repeats for its share stays one object, by which it is held out once.
+
+    >>> one, other = ["a"], ["a"]
+    >>> made = each_once([one, one, other], tuple)
+    >>> made[0] is made[1], made[0] is made[2]
+    (True, False)
+    """
+    made = {key: make(row) for key, row in {id(row): row for row in found}.items()}
+    return [made[id(row)] for row in found]
+
+
 def texts(settings: Any, format_name: str) -> list[Text]:
     """Prompts with the response to imitate: a row's worked solution, or its answer where it has none.
 
@@ -120,7 +132,8 @@ def texts(settings: Any, format_name: str) -> list[Text]:
     """
     if format_name == "unpaired":
         found = judged(settings, format_name)
-        kept = [Text(row.prompt, row.response) for row in found if row.desirable or settings.keep == "all"]
+        right = [row for row in found if row.desirable or settings.keep == "all"]
+        kept = each_once(right, lambda row: Text(row.prompt, row.response))
         if not kept:
             raise UserError(f"--data {settings.data}: none of {len(found)} responses has label true; give others, or "
                             "--keep all")  # fmt: skip
@@ -130,7 +143,7 @@ def texts(settings: Any, format_name: str) -> list[Text]:
         return [Text(p.prompt, p.solution) for p in generated(settings.train_rows)]
     problems, bad = formats.read_problems(settings.data, layout=format_name, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
-    return [Text(p.prompt, p.solution or _one(p.answer["value"])) for p in problems]
+    return each_once(problems, lambda p: Text(p.prompt, p.solution or _one(p.answer["value"])))
 
 
 def _one(value: Any) -> str:
@@ -159,13 +172,17 @@ def pairs(settings: Any, format_name: str) -> list[formats.Pair]:
         ]
     found, bad = formats.read_pairs(settings.data, layout=format_name, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
+    if format_name == "unpaired":  # whose pairs are made of rows that a mixture repeats: equal ones are one
+        one: dict[str, formats.Pair] = {}
+        return [one.setdefault(repr(pair), pair) for pair in found]
     if format_name != "hh-rlhf" or not settings.chat:
         return found
-    turns = (formats.hh_messages(pair.prompt) for pair in found)
-    return [
-        formats.Pair(said, pair.chosen.strip(), pair.rejected.strip(), pair.margin)
-        for pair, said in zip(found, turns, strict=True)
-    ]
+
+    def in_turns(pair: formats.Pair) -> formats.Pair:
+        said = formats.hh_messages(pair.prompt)
+        return formats.Pair(said, pair.chosen.strip(), pair.rejected.strip(), pair.margin)
+
+    return each_once(found, in_turns)
 
 
 def judged(settings: Any, format_name: str) -> list[Judged]:
@@ -176,10 +193,11 @@ def judged(settings: Any, format_name: str) -> list[Judged]:
     """
     if format_name != "unpaired" or settings.data == GENERATED:
         both = pairs(settings, format_name)
-        return [Judged(p.prompt, text, good) for p in both for text, good in ((p.chosen, True), (p.rejected, False))]
+        halves = each_once(both, lambda p: (Judged(p.prompt, p.chosen, True), Judged(p.prompt, p.rejected, False)))
+        return [half for each in halves for half in each]
     found, bad = formats.read_judged(settings.data, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
-    return [Judged(*row) for row in found]
+    return each_once(found, lambda row: Judged(*row))
 
 
 def encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: str) -> tuple[SupervisedRows, ...]:
@@ -250,7 +268,7 @@ def dialogues(settings: Any) -> list[Dialogue]:
         raise UserError(f"--format messages: --data {GENERATED} holds no conversations; give --data FILE")
     found, bad = formats.read_conversations(settings.data, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
-    return [Dialogue(messages) for messages in found]
+    return each_once(found, Dialogue)
 
 
 def encoded_dialogues(

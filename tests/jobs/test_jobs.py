@@ -581,6 +581,45 @@ def test_a_mixture_has_its_shares(own):
             formats.read_problems(spec)
 
 
+@pytest.mark.parametrize(
+    ("read", "more", "line", "held"),
+    [
+        (rows.texts, ("plain",), lambda x: {"prompt": f"{x}?", "answer": x}, 45),
+        (rows.texts, ("unpaired",), lambda x: {"prompt": f"{x}?", "completion": x, "label": True}, 45),
+        (rows.pairs, ("plain",), lambda x: {"prompt": f"{x}?", "chosen": x, "rejected": "no"}, 45),
+        (rows.judged, ("plain",), lambda x: {"prompt": f"{x}?", "chosen": x, "rejected": "no"}, 90),
+        (rows.judged, ("unpaired",), lambda x: {"prompt": f"{x}?", "completion": x, "label": True}, 45),
+        (
+            rows.pairs, ("hh-rlhf",),
+            lambda x: {n: f"\n\nHuman: {x}?\n\nAssistant: {n}" for n in ("chosen", "rejected")}, 41,
+        ),
+        (rows.dialogues, (), lambda x: {"messages": [{"role": "user", "content": f"{x}?"},
+                                                     {"role": "assistant", "content": x}]}, 30),
+    ],
+)  # fmt: skip
+def test_rows_that_a_mixture_repeats_are_held_out_once(read, more, line, held, tmp_path):
+    """The 40 rows of one file stand ten times each, to be as many as the 400 of the other."""
+    for name, count in (("a", 40), ("b", 400)):
+        lines = [json.dumps(line(f"{name}{k}")) for k in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    data = f"{tmp_path}/a.jsonl@0.5,{tmp_path}/b.jsonl@0.5"
+    found = read(dpo.Settings(data=data, chat=True), *more)
+    measured = rows.held_out(found, 512, data)[1]
+    assert len(measured) == len({repr(row) for row in measured}) == held
+    assert len(found) == (1600 if held == 90 else 800)
+
+
+def test_pairs_made_of_rows_that_a_mixture_repeats_are_held_out_once(tmp_path):
+    for name, count in (("a", 40), ("b", 400)):
+        lines = [
+            {"prompt": f"{name}{k}?", "completion": x, "label": x == "yes"} for k in range(count) for x in ("yes", "no")
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = f"{tmp_path}/a.jsonl@0.5,{tmp_path}/b.jsonl@0.5"
+    found = rows.pairs(reward_model.Settings(data=data), "unpaired")
+    assert len(found) == 800 and len(rows.held_out(found, 512, data)[1]) == 45
+
+
 def test_few_problems_are_measured_from_all_over_what_is_held_out(tmp_path):
     """A file may be sorted by level, and a mixture is by source: the first of either would be of one kind."""
     files = [tmp_path / f"{name}.jsonl" for name in ("easy", "hard")]
