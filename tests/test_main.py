@@ -118,6 +118,23 @@ def test_rows_to_be_measured_on_while_training(tmp_path, capsys, monkeypatch):
     assert cli(["--resume", str(run), "--eval-data", "chain"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--verifier", "choice"], "choice"),
+        (["--verifier", "choice", "--eval-format", "plain"], "choice"),  # said or not, the format is that of --data
+        (["--eval-format", "plain"], "any"),
+        (["--verifier", "choice", "--eval-format", "gsm8k"], "number"),
+        (["--verifier", "choice", "--format", "gsm8k", "--eval-format", "plain"], "any"),
+    ],
+)
+def test_rows_to_be_measured_on_are_judged_as_those_that_train_or_by_their_own_format(words, name, tmp_path):
+    own = tmp_path / "measured.jsonl"
+    own.write_text(json.dumps({"prompt": "1?", "question": "1?", "answer": "#### 1"}))
+    _, verify = grpo.evaluated_on(parse(["--data", "rows.jsonl", "--eval-data", str(own), *words]))
+    assert verify is parts.VERIFIERS[name]
+
+
 def test_rows_to_be_measured_on_do_not_train(tmp_path):
     data = _rows(tmp_path / "rows.jsonl")
     few = tmp_path / "few.jsonl"

@@ -402,14 +402,17 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
 def evaluated_on(settings: Settings) -> tuple[list[parts.Problem] | None, Verifier | None]:
     """The rows of ``--eval-data`` and their verifier; without the flag neither.
 
+    Rows of another format than those that train have other answers, which ``--verifier`` says nothing of.
+
     Raises:
       UserError: for a source that cannot be read.
     """
     if not settings.eval_data:
         return None, None
+    layout = settings.eval_format or settings.format
     return parts.load_evaluated(
-        settings.eval_data, most=settings.eval_problems, layout=settings.eval_format or settings.format,
-        verifier="" if settings.eval_format else settings.verifier, bad_rows=settings.bad_rows, chat=settings.chat,
+        settings.eval_data, most=settings.eval_problems, layout=layout,
+        verifier=settings.verifier if layout == settings.format else "", bad_rows=settings.bad_rows, chat=settings.chat,
     )  # fmt: skip
 
 

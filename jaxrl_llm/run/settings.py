@@ -69,7 +69,8 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     eval_problems: int = 1024  # held-out problems, never trained on
     eval_samples: int = 8
     eval_data: str = ""  # rows to be measured on, as --data; all of --data then trains. Empty: a tenth of --data
-    eval_format: parts.EvalFormat = ""  # the columns of --eval-data; empty: --format
+    # the columns of --eval-data; empty: --format. Those of another format are judged by its verifier, others as --data
+    eval_format: parts.EvalFormat = ""
     eval_every: int = 0  # steps between evaluations while training; 0: only before and after
     track: tuple[str, ...] = ()  # also write figures and samples for tensorboard, wandb
     checkpoint_every: int = 50  # steps
