@@ -18,7 +18,7 @@ and from SDPO in that it is shown the problem's solution, not a right response o
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,9 @@ class Settings(DrawnSettings):
     loss: str = "reverse_kl"
     loss_args: tuple[str, ...] = ()  # settings of such a function, for example beta=0.5
     top: int = 64  # tokens of top_k
+    # samples from weights in few bits, made anew at every step; they train as samples of the weights themselves, but
+    # for a loss that takes old_logp, the sampler's (iw_opd_loss)
+    rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
     learning_rate: float = 1e-5
     group_size: int = 1
 

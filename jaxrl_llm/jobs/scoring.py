@@ -27,6 +27,9 @@ class DrawnSettings(recipes.OnlineSettings):
     steps: int = 200
     prompts_per_step: int = 32
     max_new_tokens: int = 512
+    # samples from weights in few bits, made anew at every step; they train as samples of the weights themselves: only
+    # jaxrl train corrects for them
+    rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
     weight_decay: float = 0.0
     warmup_steps: int = 10
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
