@@ -88,6 +88,15 @@ VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
     "deep_research": overlap.verify_deep_research,
     "calls": calls.verify,
 }
+# which answer a response gives, right or wrong; the other verifiers judge what is no single answer to agree on
+READS: dict[Verifier, Callable[[dict[str, Any], str], Any]] = {
+    answers.verify_any: answers.read_any,
+    answers.verify_exact: answers.read_exact,
+    answers.verify_number: answers.read_number,
+    answers.verify_choice: answers.read_choice,
+    answers.verify_chain: answers.read_chain,
+    math.verify: math.read,
+}
 NO_ANSWERS = (
     "--format prompts: the rows have no answers to judge by: give --reward MODULE:FUNCTION, or the folder of a reward "
     "model (train, ppo, online-dpo, eval), or rows with answers"

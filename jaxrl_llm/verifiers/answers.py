@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from fractions import Fraction
 from typing import Any
 
 from jaxrl_llm.data.boxed import last_boxed
@@ -72,17 +73,30 @@ def _bare(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text).strip()
 
 
+def read_exact(answer: dict[str, Any], response: str) -> str | None:
+    """What ``verify_exact`` compares: the final part up to case, spacing and Unicode form; None where it is empty.
+
+    A reading says which responses give the same answer, right or wrong; of the reference answer it knows the kind.
+    """
+    return _normal(final_part(response, wanted=str(answer["value"]))) or None
+
+
 def verify_exact(answer: dict[str, Any], response: str) -> Verdict:
     """1 when the final part equals ``answer["value"]`` up to case, spacing and Unicode form.
 
     >>> verify_exact({"value": "Red Cat"}, "red  cat").value
     1.0
     """
-    wanted = str(answer["value"])
-    given, wanted = _normal(final_part(response, wanted=wanted)), _normal(wanted)
-    if not given:
+    given, wanted = read_exact(answer, response), _normal(str(answer["value"]))
+    if given is None:
         return Verdict(0.0, True, "no answer given")
     return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given[:40]!r} is not {wanted!r}")
+
+
+def read_number(answer: dict[str, Any], response: str) -> Fraction | None:
+    """What ``verify_number`` compares: the last number of the final part; None without one."""
+    part, marked = _offered(response, ("####", "#"))
+    return last_number(part, alone=marked)
 
 
 def verify_number(answer: dict[str, Any], response: str) -> Verdict:
@@ -95,8 +109,7 @@ def verify_number(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_number({"value": 18}, r"\boxed{\frac{1}{18}}").reason
     '0.05555555556 is not 18'
     """
-    part, marked = _offered(response, ("####", "#"))
-    given, wanted = last_number(part, alone=marked), last_number(str(answer["value"]))
+    given, wanted = read_number(answer, response), last_number(str(answer["value"]))
     if wanted is None:
         return Verdict(0.0, False, f"reference answer {str(answer['value'])[:40]!r} holds no number")
     if given is None:
@@ -104,6 +117,15 @@ def verify_number(answer: dict[str, Any], response: str) -> Verdict:
     return (
         Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{shown(given)} is not {shown(wanted)}")
     )
+
+
+def read_choice(answer: dict[str, Any], response: str) -> str | None:
+    """What ``verify_choice`` compares: the letter that is offered; None without one."""
+    part = _bare(_offered(response, ("####",))[0])
+    letters = [part.upper()] if re.fullmatch(r"[A-Ja-j]", part) else []
+    for pattern in _CHOICES:
+        letters = letters or pattern.findall(part)
+    return letters[-1] if letters else None
 
 
 def verify_choice(answer: dict[str, Any], response: str) -> Verdict:
@@ -116,14 +138,16 @@ def verify_choice(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_choice({"value": "B"}, "A is wrong, so the answer is (B). I am sure.").value
     1.0
     """
-    part = _bare(_offered(response, ("####",))[0])
-    letters = [part.upper()] if re.fullmatch(r"[A-Ja-j]", part) else []
-    for pattern in _CHOICES:
-        letters = letters or pattern.findall(part)
-    if not letters:
+    given, wanted = read_choice(answer, response), str(answer["value"]).strip().upper()
+    if given is None:
         return Verdict(0.0, True, "no choice given")
-    given, wanted = letters[-1], str(answer["value"]).strip().upper()
     return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given} is not {wanted}")
+
+
+def read_chain(answer: dict[str, Any], response: str) -> int | None:
+    """What ``verify_chain`` compares: the whole number after the last ``#``; None without one."""
+    _, marker, text = response.rpartition("#")
+    return int(text) if marker and _WHOLE.fullmatch(text) else None
 
 
 def verify_chain(answer: dict[str, Any], response: str) -> Verdict:
@@ -143,6 +167,11 @@ def verify_chain(answer: dict[str, Any], response: str) -> Verdict:
         return Verdict(0.0, True, f"{text[:20]!r} is not a whole number of at most 4 digits")
     given, wanted = int(text), int(answer["value"])
     return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given} is not {wanted}")
+
+
+def read_any(answer: dict[str, Any], response: str) -> Fraction | str | None:
+    """What ``verify_any`` compares: a number where the expected value is one, text elsewhere."""
+    return (read_number if is_number(str(answer["value"]).strip()) else read_exact)(answer, response)
 
 
 def verify_any(answer: dict[str, Any], response: str) -> Verdict:

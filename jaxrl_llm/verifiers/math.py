@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import logging
 import re
+from fractions import Fraction
 from typing import Any
 
 from jaxrl_llm.data.boxed import last_boxed
@@ -18,12 +19,18 @@ from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called, Limits
 from jaxrl_llm.verifiers import formulas
 from jaxrl_llm.verifiers.countdown import tagged
+from jaxrl_llm.verifiers.numbers import last_number, whole_number
 from jaxrl_llm.verifiers.verdict import Verdict
 
 MAX_CHARACTERS = 20_000
 # the wall clock only ends what gets no processor: a comparison never waits for anything else
 LIMITS = Limits(cpu_s=2.0, wall_s=40.0, memory_mb=1024, output_bytes=1 << 16)
 TIMEOUT_S = 200.0  # of an item in a pool: two calls and room; the limits above end them long before
+# of the text of a formula: sizes of brackets, spaces, and words such as units
+_LAYOUT = (
+    re.compile(r"\\(?:left|right|big|Big|displaystyle)(?![a-zA-Z])"), re.compile(r"\\[,;:! ]|~|\s|\\?\$"),
+    re.compile(r"(?<=.)\\(?:text|mathrm|mbox)\{[^{}]*\}$"),
+)  # fmt: skip
 _USE = "the math verifier needs"
 
 
@@ -100,6 +107,31 @@ def compare(reference: str, response: str) -> list[Any]:
         return [0.0, True, f"{str(given[0])[:40]} is not {reference[:40]}"]
     except (ArithmeticError, ValueError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
         return [0.0, True, f"not comparable: {type(error).__name__}"]
+
+
+def read(answer: dict[str, Any], response: str) -> Fraction | str | None:
+    r"""Which answer a response gives: its number where it is one, else its formula as text; None without one.
+
+    That is the last box, tag, formula or number. No formula is evaluated for it, as ``verify`` does: responses whose
+    expressions are equal and not written alike count as different ones.
+
+    >>> [str(read({}, text)) for text in (r"\boxed{\frac12}", "so it is $x = 0.5$.", r"\boxed{\left( 1, \,2 \right)}")]
+    ['1/2', '1/2', '(1,2)']
+    """
+    response = response[-MAX_CHARACTERS:]
+    inside = tagged(response)
+    given = last_boxed(response if inside is None else inside)
+    if given is None:
+        text = response if inside is None else inside
+        between = re.split(r"(?<!\\)\$+", re.sub(r"\\[()\[\]]", "$", text))[1:-1:2]
+        if not between and inside is None:
+            return last_number(text)
+        given = between[-1] if between else text
+    if (number := whole_number(given.rpartition("=")[2])) is not None:
+        return number
+    for word in _LAYOUT:
+        given = word.sub("", given)
+    return given.replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".") or None
 
 
 class _NotAsked(RuntimeError):

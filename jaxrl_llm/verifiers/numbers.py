@@ -99,6 +99,16 @@ def last_number(text: str, *, alone: bool = False) -> Fraction | None:
     return _value(found[0]) if found else None
 
 
+def whole_number(text: str) -> Fraction | None:
+    r"""The number that a text is, as models write it, and None where it is more or less than one.
+
+    >>> whole_number(r"\frac12"), whole_number("1/2"), whole_number("2x"), whole_number("x + 3")
+    (Fraction(1, 2), Fraction(1, 2), None, None)
+    """
+    found = _NUMBER.fullmatch(_plain(text).replace(_CLOSED, "").strip(f" {_THIN}").removesuffix("."))
+    return _value(found) if found else None
+
+
 def is_number(text: str) -> bool:
     """Whether a text is one number and nothing else, in plain digits.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.__main__ import main
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import make_split
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
@@ -33,6 +34,44 @@ def test_figures_of_made_up_verdicts():
     assert found["pass@2"].mean == doubles((1 - 1 / 6 + 0.0 + 1.0) / 3)
     assert found["pass@4"].mean == doubles(2 / 3)
     assert found["maj@4"].mean == doubles(2 / 3)
+
+
+HALVES = [r"\boxed{2}", r"\boxed{1/2}", r"so it is $x = \frac12$.", r"<answer>0.5</answer>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "texts", "right", "vote"),
+    [
+        ("number", "42", ["I think it is 41.", "So the answer is 42.", "Adding up, we get 42.", "Hence 42."], 3, 1.0),
+        ("number", "42", ["So it is 41.", "we get 41", "The answer: 42", "42"], 2, 0.0),  # of two, the first
+        ("number", "41", ["It is 41.", "Adding up, we get 42.", "Hence 42.", "no idea", "none"], 1, 0.0),
+        ("any", "42", ["It is 41.", "So the answer is 42.", "I get 42.0"], 2, 1.0),
+        ("any", "Rome", ["Paris", "rome.", "**Rome**"], 2, 1.0),
+        ("exact", "C#", ["F#", "c#", "#F#", "C#."], 2, 1.0),
+        ("choice", "B", ["The answer is A.", "The answer is (B).", "I choose B.", "Answer: B"], 3, 1.0),
+        ("choice", "A", ["The answer is A.", "The answer is (B).", "I choose B.", "Answer: B"], 1, 0.0),
+        ("math", "1/2", HALVES, 3, 1.0),
+        ("math", "2", HALVES, 1, 0.0),
+        ("math", "x+1", ["$y$", r"\boxed{x + 1}", r"\(x+1\)"], 2, 1.0),
+        ("math", "1", ["I do not know", "nor do I"], 0, 0.0),
+    ],
+)  # fmt: skip
+def test_samples_agree_on_what_their_verifier_reads(name, answer, texts, right, vote):
+    """Right answers are the same one in other words, and so are wrong ones."""
+    verify = parts.VERIFIERS[name]
+    problem = Problem("rows", "?", "", {"value": answer}, 0, "?")
+    value = np.array([[verify(problem.answer, text).value for text in texts]])
+    assert value.sum() == right
+    said = evaluate_model.answers_read([problem], verify, [texts])
+    assert evaluate_model.figures(value, np.ones(value.shape, bool), said)[f"maj@{len(texts)}"].mean == vote
+
+
+def test_without_one_answer_there_is_no_majority(capsys):
+    assert evaluate_model.answers_read([], parts.VERIFIERS["code"], []) is None
+    assert capsys.readouterr().out == (
+        "no maj@k: jaxrl_llm.verifiers.code.verify reads no answer on which responses could agree\n"
+    )
+    assert set(evaluate_model.figures(np.ones((2, 2)), np.ones((2, 2), bool))) == {"avg@2", "pass@1", "pass@2"}
 
 
 def test_the_best_of_some_is_the_mean_over_all_choices():

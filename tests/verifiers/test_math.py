@@ -3,6 +3,7 @@
 import sys
 import time
 import types
+from fractions import Fraction
 
 import pytest
 
@@ -126,3 +127,31 @@ def test_the_missing_extra_is_named(monkeypatch):
     math._sandbox.cache_clear()
     with pytest.raises(UserError, match=r"jaxrl_llm\[tasks\]"):
         math.verify({"value": "1"}, "1")
+
+
+@pytest.mark.parametrize(
+    ("response", "given"),
+    [
+        (r"\boxed{x = 1/2}", Fraction(1, 2)),
+        (r"\boxed{.5}", Fraction(1, 2)),
+        (r"\boxed{-\$1{,}000}", Fraction(-1000)),
+        (r"so $a = 3$ and \[ b = 4 \] and that is $1", Fraction(4)),
+        ("we get 3, then 4.", Fraction(4)),
+        (r"\boxed{\dfrac{\sqrt{3}}{2}}", r"\frac{\sqrt{3}}{2}"),
+        (r"\boxed{2x}", "2x"),
+        (r"\boxed{50\%}", r"50\%"),
+        (r"\boxed{\left[ 0,\, 1 \right)}", "[0,1)"),
+        (r"\boxed{x^2\text{ cm}}", "x^2"),
+        (r"\boxed{}", None),
+        ("nobody knows", None),
+    ],
+)
+def test_which_answer_a_response_gives(response, given):
+    assert math.read({"value": "1"}, response) == given
+
+
+def test_hostile_text_is_read_in_time_that_grows_with_its_length():
+    began = time.process_time()
+    for word in ("$", r"\(", r"\[", r"\text{", r"\boxed{", "<answer>", "1,000", "{", r"\,"):
+        math.read({"value": "1"}, word * (math.MAX_CHARACTERS // len(word)))
+    assert time.process_time() - began < 20.0  # a minute and more where one of them took the square of it

@@ -1,6 +1,7 @@
 """``jaxrl eval``: a model folder, or the models of a run, on problems of a file or generated ones.
 
-Prints avg@k, pass@k and maj@k with 95 % intervals over problems, judged by the verifiers of training, and writes them.
+Prints avg@k, pass@k and maj@k (where a verifier compares one answer) with 95 % intervals over problems, judged by the
+verifiers of training, and writes them.
 """
 
 import collections
@@ -8,6 +9,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,7 +28,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import compile_cache, flags, method, options, parts, rated
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 from jaxrl_llm.run.records import record
-from jaxrl_llm.verifiers import answers
+from jaxrl_llm.train.skipped import name_of
 from jaxrl_llm.verifiers.verdict import Verifier
 
 CHUNK = 64  # problems in one compiled call
@@ -86,22 +88,30 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
     return rows[: settings.problems or None], verify
 
 
-def majority(texts: list[str], value: np.ndarray, valid: np.ndarray) -> float:
+def majority(said: Sequence[Any], value: np.ndarray, valid: np.ndarray) -> float:
     """Whether the answer that most samples give is right; of equally many the one given first.
 
-    >>> majority(["a #1", "b #2", "c #1"], np.array([1.0, 0.0, 1.0]), np.ones(3, bool))
+    Args:
+      said: which answer each sample gives, as its verifier reads it; one without an answer (None) has no vote.
+
+    >>> majority(["1", "2", None, "1"], np.array([1.0, 0.0, 0.0, 1.0]), np.ones(4, bool))
     1.0
     """
-    counted = collections.Counter(answers.final_part(text).strip() for text, ok in zip(texts, valid, strict=True) if ok)
-    if not counted:
+    if not valid.any():
         return float("nan")
-    said = counted.most_common(1)[0][0]
-    first = next(k for k, text in enumerate(texts) if valid[k] and answers.final_part(text).strip() == said)
-    return float(value[first] > RIGHT)
+    votes = [k for k, one in enumerate(said) if valid[k] and one is not None]
+    if not votes:
+        return 0.0
+    most = collections.Counter(said[k] for k in votes).most_common(1)[0][0]
+    return float(value[next(k for k in votes if said[k] == most)] > RIGHT)
 
 
-def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dict[str, Interval]:
-    """avg@k, pass@1, 2, 4 ... k and maj@k, each a mean over problems with its interval; ``value`` is ``[N, k]``."""
+def figures(value: np.ndarray, valid: np.ndarray, said: Sequence[Sequence[Any]] | None = None) -> dict[str, Interval]:
+    """avg@k, pass@1, 2, 4 ... k and maj@k, each a mean over problems with its interval; ``value`` is ``[N, k]``.
+
+    Args:
+      said: as in ``majority``, of each problem; None: there is no maj@k.
+    """
     samples, judged = value.shape[1], valid.all(axis=1)
     if not judged.any():
         raise UserError("no problem has a valid verdict for all of its samples; the verifier failed")
@@ -109,9 +119,22 @@ def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dic
     found = {f"avg@{samples}": score_interval(right / samples)}
     for k in shown_sizes(samples):
         found[f"pass@{k}"] = score_interval(pass_at_k(right, samples, k))
-    votes = [majority(t, v, ok) for t, v, ok, use in zip(texts, value, valid, judged, strict=True) if use]
-    found[f"maj@{samples}"] = score_interval(np.asarray(votes))
+    if said is not None:
+        votes = [majority(t, v, ok) for t, v, ok, use in zip(said, value, valid, judged, strict=True) if use]
+        found[f"maj@{samples}"] = score_interval(np.asarray(votes))
     return found
+
+
+def answers_read(problems: Sequence[Problem], verify: Verifier, responses: Sequence[Sequence[str]]) -> Any:
+    """Of each problem which answer every response gives, as its verifier reads it; None where that reads none.
+
+    That is said: an expression, a program, a query or a reward has no answer on which responses could agree.
+    """
+    read = parts.READS.get(verify)
+    if read is None:
+        print(f"no maj@k: {name_of(verify)} reads no answer on which responses could agree", flush=True)
+        return None
+    return [[read(p.answer, text) for text in texts] for p, texts in zip(problems, responses, strict=True)]
 
 
 def shown_sizes(samples: int) -> list[int]:
@@ -189,7 +212,7 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
     value, valid = (np.asarray([line[name] for line in lines]) for name in ("value", "valid"))
     if parts.models_of(verify):
         return rewards_of(value, valid), lines
-    found = figures(value, valid, [line["responses"] for line in lines])
+    found = figures(value, valid, answers_read(problems, verify, [line["responses"] for line in lines]))
     return found | (rewards_of(value, valid) if settings.reward else {}), lines
 
 
