@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pathlib
 import re
+import types
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,13 @@ from experiments.beds import noisy_verifier, sparse_search, stale_sampler
 from experiments.beds.parts import rare_answers
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, loop, recipes
-from jaxrl_llm.experiment.evidence import beds, certificates, controls, fingerprints, verdicts
+from jaxrl_llm.experiment.evidence import beds, certificates, controls, fingerprints, store, verdicts
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train import plan as plans
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 from tests.experiment import tiny
-from tests.experiment.made import made_module
+from tests.experiment.made import arm, made_module
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BEDS = (sparse_search, noisy_verifier, stale_sampler)
@@ -48,6 +51,57 @@ def test_a_plan_that_nobody_pays_has_no_scrambled_control():
     assert controls.oracle(plan, tiny.Settings()) is None and controls.more(tiny.build, tiny.Settings()) is None
     on_host = plan._replace(on_host=True, host_score=lambda rows: Rewards(jnp.arange(4.0), jnp.ones(4, bool)))
     assert controls.scrambled(on_host).host_score(None).value.tolist() == [2, 3, 0, 1]
+
+
+def test_what_belongs_to_a_seed_is_scrambled_once_it_is_there():
+    """Its problems come with a score, which would take the place of the shifted one."""
+
+    def own(plan, seed):
+        method = plan.stages[0].method._replace(score=lambda answers, rows: paid(seed))
+        return plan._replace(stages=(plan.stages[0]._replace(method=method),), host_score=lambda rows: paid(seed))
+
+    def paid(seed):
+        return Rewards(jnp.arange(4.0) + 10 * seed, jnp.ones(4, bool))
+
+    for on_host in (False, True):
+        plan = tiny.build(tiny.Settings(steps=2))._replace(on_host=on_host, host_score=own if on_host else None)
+        made = plans.of_seed(controls.scrambled(plan._replace(of_seed=own)), 3)
+        score = made.host_score if on_host else partial(made.stages[0].method.score, None)
+        assert score(None).value.tolist() == [32, 33, 30, 31]
+
+
+def test_a_control_of_what_python_computes_has_seeds_of_its_own(tmp_path, monkeypatch):
+    """No trace shows the rewards of a host, nor the episodes of a world: the seeds of the arm must not stand in."""
+
+    def run_arm(plan, settings, seeds, **more):
+        ran.append(plan)
+        curve = {0: [0.1] * len(seeds), 1: [0.1] * len(seeds), 2: [0.1] * len(seeds)}
+        return dataclasses.replace(arm(curve[2], curve=curve), seeds=list(seeds))
+
+    ran = []
+    monkeypatch.setattr(loop, "run_arm", run_arm)
+    monkeypatch.setattr(controls, "WORDS", ("scrambled", "again"))
+    settings = tiny.Settings(steps=2, on_host=True)
+    plan = tiny.build(settings)._replace(host_score=lambda rows: Rewards(jnp.arange(4.0), jnp.ones(4, bool)))
+    mine = store.identity(tiny, settings, plan, arms.trace(plan))
+    ends = [0.5 + 0.01 * k for k in range(8)]
+    own = arm(ends, curve={0: [0.1] * 8, 1: [0.3] * 8, 2: ends})
+    store._write(own, [tmp_path / mine / f"{seed}.json" for seed in range(8)])
+    found, seen = certificates.run_controls(
+        tiny, types.SimpleNamespace(fresh=False), plan, settings, own, tmp_path, metric="eval/accuracy", d_star=0.05,
+        tail=1, strict=False, positive=False,
+    )  # fmt: skip
+    assert [one is plan for one in ran] == [False, True] and found["scrambled"].metrics["eval/accuracy"] == [0.1] * 8
+    assert seen[0].problem == "" and found["again"].seeds == [50_000 + k for k in range(8)]
+    kept = {path.name: len(list(path.iterdir())) for path in tmp_path.iterdir()}
+    assert kept.pop(mine) == 16 and list(kept.values()) == [8], "the arm, the same on other seeds, and the control"
+    world = plan._replace(world=object())
+    traced = arms.trace(world)
+    words = {store.identity(tiny, settings, world, traced, control=word) for word in ("", "more", "oracle")}
+    assert len(words) == 3
+    compiled = tiny.build(tiny.Settings(steps=2))
+    given = tiny, settings, compiled, arms.trace(compiled)
+    assert store.identity(*given, control="more") == store.identity(*given), "its program tells it from the arm"
 
 
 def test_a_reward_that_does_not_pass_the_score_cannot_be_scrambled():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import subprocess
+import types
 from functools import partial
 
 import jax
@@ -435,6 +436,65 @@ def test_seeds_of_an_arm_on_the_host_are_of_the_rows_and_rewards_that_they_saw(
     (tmp_path / file).write_text("another\n")
     expected = settings.model == "folder"  # what is not named as rows or as a module does not count
     assert (store.identity(tiny, settings, plan, []) == before) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        (Named(data="folder"), True),
+        (Named(reward="folder@0.5,x"), True),
+        (Named(table=("folder",)), True),
+        (Named(model="folder"), False),  # its weights are constants of the program
+    ],
+)
+def test_seeds_of_an_arm_on_the_host_are_of_the_judges_and_teachers_that_they_had(
+    settings, counts, tmp_path, monkeypatch
+):
+    """A judge that was trained further lies in the same folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    (tmp_path / "folder" / "model.safetensors").write_bytes(b"first")
+    plan = tiny.build(tiny.Settings(on_host=True))
+    before = store.identity(tiny, settings, plan, [])
+    assert store.identity(tiny, settings, plan, []) == before
+    (tmp_path / "folder" / "model.safetensors").write_bytes(b"second one")
+    assert (store.identity(tiny, settings, plan, []) != before) == counts
+
+
+PLACES = {
+    "near/a/one.py": "from near.a.parts import cost\nimport near.b\nOPENS = 'near.a.opened'\n",
+    "near/__init__.py": "", "near/a/__init__.py": "", "near/a/parts/__init__.py": "",
+    "near/a/parts/cost.py": "def of():\n    from .. import late\n",
+    "near/a/late.py": "", "near/a/opened.py": "", "near/a/other.py": "",
+    "near/b/__init__.py": "from near.a import one\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("near/a/one.py", True),
+        ("near/a/parts/cost.py", True),
+        ("near/a/late.py", True),  # of an import within a function
+        ("near/b/__init__.py", True),
+        ("near/a/opened.py", True),  # named by a text, as OWN_ROWS does
+        ("near/a/other.py", False),  # which nothing of this file reaches
+    ],
+)
+def test_code_that_python_runs_is_hashed_with_the_parts_that_it_imports(file, counts, tmp_path):
+    """The costs of a placement lie in the parts of its family: doubled, its seeds are others."""
+    plan, found, programs = tiny.build(tiny.Settings(on_host=True)), [], set()
+    for number, text in enumerate(("", "RATE = 2\n")):
+        root = tmp_path / str(number)
+        for name, source in PLACES.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(source + (text if name == file else ""))
+        module = types.ModuleType("near.a.one")
+        module.__file__ = str(root / "near" / "a" / "one.py")
+        found.append(store.code(module, plan, []))
+        programs.add(store.code(module, plan._replace(on_host=False), []))
+    assert (found[0] != found[1]) == counts and len(programs) == 1, "of a compiled arm its program alone counts"
 
 
 def test_counts_by_problem_are_kept_and_join(tmp_path):

@@ -66,7 +66,8 @@ def run_controls(
         made = controls.made(word, module.build, plan, settings)
         if made is None:
             continue
-        identity = store.identity(module, settings, made, arms.trace(made), tail=tail)
+        other = "" if word == "again" else word
+        identity = store.identity(module, settings, made, arms.trace(made), tail=tail, control=other)
         # what the first look shows needs no more; that two runs of one arm are the same takes all seeds
         for number in (len(arm.seeds),) if word == "again" else _looks(len(arm.seeds)):
             own = controls.seeds_of(word, arm.seeds[:number])

@@ -7,6 +7,7 @@ must help, as long as the file names no positive control of its own.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.evidence import fingerprints, verdicts
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.run import bench
+from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import Rewards
@@ -64,15 +66,28 @@ def scrambled(plan: Plan) -> Plan | None:
     if plan.world is not None or not any(isinstance(s.method, Online) for s in plan.stages):
         return None
     if plan.on_host and plan.host_score is not None:
-        score = plan.host_score
-        return plan._replace(host_score=lambda rows: shifted(score(rows)))
+        return _and_of_seeds(plan, _judged)
 
-    def paid(how: Callable[[Rewards], Rewards]) -> Plan:
-        return _each(plan, lambda one: one._replace(score=lambda answers, rows: how(one.score(answers, rows))))
+    def paid(how: Callable[[Rewards], Rewards], one: Plan) -> Plan:
+        return _each(one, lambda m: m._replace(score=lambda answers, rows: how(m.score(answers, rows))))
 
     # the values alone: whether a row is valid may be read all the same
-    moved = paid(lambda rewards: rewards._replace(value=shifted(rewards).value))
-    return None if fingerprints.same_updates({"": plan, "moved": moved}) else paid(shifted)
+    moved = paid(lambda rewards: rewards._replace(value=shifted(rewards).value), plan)
+    same = fingerprints.same_updates({"": plan, "moved": moved})
+    return None if same else _and_of_seeds(plan, partial(paid, shifted))
+
+
+def _judged(plan: Plan) -> Plan:
+    score = plan.host_score
+    assert score is not None
+    return plan._replace(host_score=lambda rows: shifted(score(rows)))
+
+
+def _and_of_seeds(plan: Plan, change: Callable[[Plan], Plan]) -> Plan:
+    """The changed plan; what belongs to a seed brings a score of its own, which is changed after it is there."""
+    if plan.of_seed is None:
+        return change(plan)
+    return change(plan)._replace(of_seed=lambda _, seed: change(plans.of_seed(plan, seed)))
 
 
 def oracle(plan: Plan, settings: Any) -> Plan | None:

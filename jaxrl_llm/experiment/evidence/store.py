@@ -1,10 +1,12 @@
 """Finished seeds on disk, one file each: more seeds never train those again that there are, nor does a killed run."""
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Collection
@@ -40,6 +42,41 @@ def _library() -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(root.rglob("*.py")))).hexdigest()
 
 
+def _named(node: ast.AST, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The dotted names that an import, or a text, may be of: of ``from a import b`` both ``a`` and ``a.b``."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # as OWN_ROWS does
+        return [tuple(node.value.split("."))] if re.fullmatch(r"\w+(\.\w+)+", node.value) else []
+    if isinstance(node, ast.Import):
+        return [tuple(alias.name.split(".")) for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    above = package[: len(package) - node.level + 1] if node.level else ()
+    start = (*above, *(node.module.split(".") if node.module else ()))
+    return [start, *((*start, alias.name) for alias in node.names)]
+
+
+@lru_cache
+def _sources(file: pathlib.Path) -> bytes:
+    """Of a file, and of what it reaches by imports within the package that holds it; this library counts elsewhere."""
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    found: dict[pathlib.Path, bytes] = {}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found[path] = path.read_bytes()
+        package = path.relative_to(root).parent.parts
+        for name in (name for node in ast.walk(ast.parse(found[path])) for name in _named(node, package)):
+            if name[:1] != package[:1] or name[0] == jaxrl_llm.__name__:
+                continue
+            parents = [root.joinpath(*name[:k], "__init__.py") for k in range(1, len(name) + 1)]
+            waiting += filter(pathlib.Path.is_file, [*parents, root.joinpath(*name).with_suffix(".py")])
+    return b"".join(found[path] for path in sorted(found))
+
+
 def in_python(plan: Plan) -> bool:
     """Whether Python computes something of a run: rewards, episodes, or what belongs to each seed."""
     return plan.on_host or plan.world is not None or plan.of_seed is not None
@@ -49,32 +86,38 @@ def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
     """A hash of the code that an arm reaches.
 
     Of compiled arms the traced programs with their constants (problems, weights, settings): moving or renaming what
-    computes the same does not change it. What Python computes during a run is not traced: there all sources count.
+    computes the same does not change it. What Python computes during a run is not traced: there all sources count, of
+    this library and of what the file reaches by imports in its own package, as the parts of its family.
     """
     program = fingerprints.fingerprint(plan, traced)
     if not in_python(plan):
         return program[:16]
-    text = pathlib.Path(module.__file__ or "").read_text()
-    return hashlib.sha256(f"{program}|{text}|{_library()}".encode()).hexdigest()[:16]
+    own = hashlib.sha256(_sources(pathlib.Path(module.__file__ or "").resolve())).hexdigest()
+    return hashlib.sha256(f"{program}|{own}|{_library()}".encode()).hexdigest()[:16]
 
 
 def named_outside(settings: Any) -> list[str]:
-    """Hashes of the rows and of the modules of one's own that settings name: what a name stands for may change.
+    """Hashes of rows, models and modules of one's own that settings name: what a name stands for may change.
 
-    Of ``MODULE:FUNCTION`` the text of that module counts, not of those that it imports in turn; folders count where
-    they are ``data`` and no model.
+    Of ``MODULE:FUNCTION`` the text of that module counts, not of those that it imports in turn. Folders count where
+    they are ``data``, or hold a model that judges, teaches or rewards; ``model`` itself is the start of the program.
     """
     found = []
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         words = value if isinstance(value, tuple) else (value,)
         for word in (part for text in words if isinstance(text, str) for part in text.split(",")):
-            found += _hash_of(word, folders=field.name.endswith("data"))
+            found += _hash_of(word, rows=field.name.endswith("data"), models=field.name != "model")
     return found
 
 
-def _hash_of(word: str, *, folders: bool) -> list[str]:
-    """Of the file that a word names, alone, with a weight, a split or a kind; nothing where it names none."""
+def _hash_of(word: str, *, rows: bool, models: bool) -> list[str]:
+    """Of the file that a word names, alone, with a weight, a split or a kind; nothing where it names none.
+
+    Args:
+      rows: folders without a model count.
+      models: those with one do.
+    """
     begin, _, end = word.partition(":")
     loaded = sys.modules.get(begin)
     if end and hasattr(loaded, end) and getattr(loaded, "__file__", None):
@@ -84,7 +127,7 @@ def _hash_of(word: str, *, folders: bool) -> list[str]:
         with contextlib.suppress(OSError):  # a text too long for a name of a file
             if path.is_file():
                 return [_digest(path)]
-            if folders and path.is_dir() and not (path / "config.json").is_file():
+            if path.is_dir() and (models if (path / "config.json").is_file() else rows):
                 files = [p for p in sorted(path.rglob("*")) if p.is_file()]
                 each = [f"{p.relative_to(path)} {_digest(p)}" for p in files]
                 return [hashlib.sha256("\n".join(each).encode()).hexdigest()]
@@ -103,8 +146,16 @@ def _digest_of(path: pathlib.Path, size: int, changed_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *, tail: int = 1) -> str:
-    """Changes with everything that a finished seed of an arm depends on; arms of two files may share one."""
+def identity(
+    module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *, tail: int = 1, control: str = ""
+) -> str:
+    """Changes with everything that a finished seed of an arm depends on; arms of two files may share one.
+
+    Args:
+      settings: of the arm, also where the plan is that of a control of it.
+      control: the word of a control that is another plan than the arm. What Python computes of it no trace shows, so
+        that the word alone tells it from the arm.
+    """
     whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
     if any(stage.eval_every for stage in plan.stages):
         whole.append([stage.eval_every for stage in plan.stages])
@@ -112,6 +163,8 @@ def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *
         shaping = [f.name for f in dataclasses.fields(settings) if f.name not in OF_THE_RUN]
         whole.append(results.plain({name: getattr(settings, name) for name in shaping}))
         whole += named_outside(settings)
+    if control and in_python(plan):
+        whole.append(f"control {control}")
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
