@@ -1,7 +1,9 @@
 """Claims as code: one primary part with a smallest effect of interest, secondary parts beside it.
 
-Every part compares arms over paired seeds. A seed that diverged counts as a failure of its arm: it has the worst value
-that any seed of either arm reached, never none.
+Every part compares arms over paired seeds. A seed that diverged counts as a failure, never as none: of the arm that the
+claim is about it has what speaks most against the claim of all that any seed of either arm reached (of a share 0, or 1
+where the claim is of less), of its rival the worst by the metric's own direction. Seeds without a value that did not
+diverge are left out, and counted.
 """
 
 import math
@@ -15,7 +17,7 @@ from jaxrl_llm.experiment.evidence.along import Along
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.experiment.results import Results
 
-# parts of names of metrics where a failure is a maximum
+# parts of names of metrics where less is better, so that the failure of a rival is a maximum
 LESS_IS_BETTER = (
     "tokens", "ece", "brier", "perplexity", "gap", "hours", "violations", "mse", "variance", "inconsistency",
     "false_positives", "eval/attack", "eval/cost", "shift/drop", "agreement/entropy", "degenerate_fraction",
@@ -72,12 +74,14 @@ class Judged(NamedTuple):
     budget: str = ""  # the curve along which the arms are compared, up to ``spent``; empty: at a step, or at the end
     spent: float = math.nan
     fallen: bool = False  # the rival of a secondary part ends worse than it began
+    undefined: int = 0  # seeds that ran, and are not among the ``n``, as one of the two arms has no value there
 
     def __str__(self) -> str:
         interval = f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
         cover = f"{100 * (1 - self.level):.3g} % interval"
         d_star = "" if math.isnan(self.d_star) else f", {'below ' * self.small}d* {self.d_star:.3g}"
         failed = f", {self.diverged} diverged" if self.diverged else ""
+        failed += f", {self.undefined} without a value" if self.undefined else ""
         ends = f", {self.short} of {2 * self.n} runs end before that, at their last value" if self.short else ""
         fell = f", {self.than} {'below' if self.sign > 0 else 'above'} its start" if self.fallen else ""
         better = f"better in {self.improvement:.2f}"
@@ -126,36 +130,44 @@ def rule(results: Results, metric: str, baseline: str) -> float:
     return found if found > 0 else math.nan
 
 
-def _worst(metric: str, *values: np.ndarray) -> float:
-    """What a failure counts as: the worst finite value of all."""
+def _worst(metric: str, sign: int, *values: np.ndarray) -> tuple[float, float]:
+    """What a failure counts as, of the arm and of its rival: an end of the finite values of all.
+
+    Args:
+      sign: of the claim. That of the arm lies where the claim does not want it, whatever the metric: one that the list
+        above does not know would have its best value there.
+    """
     found = np.concatenate(values)
     found = found[np.isfinite(found)]
     if not found.size:
-        return math.nan
-    if any(word in metric for word in LESS_IS_BETTER):
-        return float(found.max())
-    return min(0.0, float(found.min())) if 0 <= found.min() and found.max() <= 1 else float(found.min())
+        return math.nan, math.nan
+    least, most = float(found.min()), float(found.max())
+    share, less = 0 <= least and most <= 1, any(word in metric for word in LESS_IS_BETTER)
+    least, most = (0.0 if share else least), (1.0 if share and not less else most)
+    return (most if sign < 0 else least), (most if less else least)
 
 
 def _paired(
-    results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | Along | None], *, filled: bool = True
-) -> tuple:
+    results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | Along | None], *, filled: bool = True,
+    sign: int = 1,
+) -> tuple:  # fmt: skip
     """Values of two arms on the seeds that both have, failures filled in; how many failed; how many ran.
 
     What was measured before training failed stands: the start of an arm that is compared with its own end.
 
     Args:
       filled: False: so does all of it, as the start of a rise.
+      sign: -1 where the claim is that the first arm has less.
     """
     seeds = [s for s in results.arms[arms[0]].seeds if s in results.arms[arms[1]].seeds]
     values = [results.at_seeds(arm, metric, seeds, step=step) for arm, step in zip(arms, steps, strict=True)]
-    worst, count = _worst(metric, *values), 0
+    worst, count = _worst(metric, sign, *values), 0
     late = [step if isinstance(step, int) else math.inf for step in steps]
     for k, arm in enumerate(arms):
         failed = np.isin(seeds, list(results.diverged(arm)))
         count += int(failed.sum()) if k == 0 or arm != arms[0] else 0
         if filled and not (arms[0] == arms[1] and late[k] < max(late)):
-            values[k] = np.where(failed, worst, values[k])
+            values[k] = np.where(failed, worst[k], values[k])
     return values[0], values[1], count, len(seeds)
 
 
@@ -168,14 +180,13 @@ def _made(results: Results, text: str, metric: str, arm: str, than: str, differe
 def _difference(results: Results, metric: str, arm: str, other: str, step, text: str, **more) -> Part:
     both = step if isinstance(step, tuple) else (step, step)
     steps = [s if s is None or isinstance(s, Along) else int(s) for s in both]
-    left, right, diverged, planned = _paired(results, metric, (arm, other), steps)
+    sign = more.get("sign", 1)
+    left, right, diverged, planned = _paired(results, metric, (arm, other), steps, sign=sign)
     seeds = [seed for seed in results.arms[arm].seeds if seed in results.arms[other].seeds]
     ends = sum(results.short(name, at, seeds) for name, at in zip((arm, other), steps, strict=True))
     more |= {"diverged": diverged, "planned": planned, "short": ends}
     more["along"] = step if isinstance(step, Along) else None
-    more["fallen"] = (
-        arm != other and "kind" not in more and _fallen(results, metric, other, seeds, right, more.get("sign", 1))
-    )
+    more["fallen"] = arm != other and "kind" not in more and _fallen(results, metric, other, seeds, right, sign)
     return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - right, **more)
 
 
@@ -243,7 +254,7 @@ def keeps(results: Results, metric: str, arm: str, *, share: float, start: int, 
 
 def gains_more(results: Results, metric: str, other: str, arm: str, than: str, *, step=None) -> Part:
     """``arm`` is ahead of ``than`` by more in ``metric`` than in the metric ``other``: differences of differences."""
-    pairs = [_paired(results, name, (arm, than), (step, step)) for name in (metric, other)]
+    pairs = [_paired(results, name, (arm, than), (step, step), sign=s) for name, s in ((metric, 1), (other, -1))]
     (a, b, diverged, planned), (c, d, _, _) = pairs
     text = f"{metric}{_at(step)}, ({arm} - {than}) less that of {other} > 0"
     return _made(results, text, metric, arm, than, (a - b) - (c - d), diverged=diverged, planned=planned)
@@ -253,8 +264,8 @@ def exceeds_own(results: Results, metric: str, other: str, arm: str, *, step: tu
     """``metric`` of an arm at one step exceeds its own ``other`` metric at another; None: the final values."""
     late = [math.inf if at is None else at for at in step]
     (left, _, diverged, planned), (right, _, _, _) = (
-        _paired(results, name, (arm, arm), (at, at), filled=when == max(late))
-        for name, at, when in zip((metric, other), step, late, strict=True)
+        _paired(results, name, (arm, arm), (at, at), filled=when == max(late), sign=sign)
+        for name, at, when, sign in zip((metric, other), step, late, (1, -1), strict=True)
     )
     text = f"{metric}{_at(step[0])} - {other}{_at(step[1])}, {arm} > 0"
     return _made(results, text, metric, arm, arm, left - right, diverged=diverged, planned=planned)
@@ -282,7 +293,7 @@ def below(results: Results, metric: str, arm: str, level: float, *, step: int | 
 
 
 def _alone(results: Results, metric: str, arm: str, level: float, step: int | None, relation: str, sign: int) -> Part:
-    values, _, diverged, planned = _paired(results, metric, (arm, arm), (step, step))
+    values, _, diverged, planned = _paired(results, metric, (arm, arm), (step, step), sign=sign)
     text = f"{metric}{_at(step)}, {arm} {relation} {level:g}"
     more = {"sign": sign, "kind": "level", "by": sign * level, "diverged": diverged, "planned": planned}
     return _made(results, text, metric, arm, "", values, **more)
@@ -325,7 +336,7 @@ def judge(part: Part, level: float, *, rejected: bool = True) -> Judged:
         part.text, part.metric, part.arm, part.than, verdict, found.mean, found.low, found.high, found.n, found.level,
         d_star, part.sign, part.by, part.kind, share, part.diverged, bool(small),
         part.short, part.along.budget if part.along else "", part.along.level if part.along else math.nan,
-        part.fallen,
+        part.fallen, max(part.planned - found.n, 0),
     )  # fmt: skip
 
 

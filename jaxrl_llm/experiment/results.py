@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import sys
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from jaxrl_llm.experiment.evidence.along import Along, reached, short
 from jaxrl_llm.metrics.intervals import Interval, mean_interval
 
+# the name of a function, and all that is bound to it, as ``plain`` writes it: not its module
+_MOVED = re.compile(r"[A-Za-z_][\w.]*\.(\w+)(\(.*\))?", re.DOTALL)
 DIGITS = 6  # significant digits kept in records
 
 
@@ -221,10 +224,14 @@ def table(results: Results, metrics) -> str:
 
 
 def same(old: Any, new: Any) -> bool:
-    """Equal, or a function of that name elsewhere: functions move."""
+    """Equal, or a function of that name elsewhere, bound to the same: functions move.
+
+    >>> same("losses.f(low=0.2)", "losses.policy.f(low=0.2)"), same("losses.f(low=0.2)", "losses.f(low=0.5)")
+    (True, False)
+    """
     if isinstance(old, list | tuple) and isinstance(new, list | tuple):
         return len(old) == len(new) and all(same(a, b) for a, b in zip(old, new, strict=True))
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(same(value, new[key]) for key, value in old.items())
-    names = [x.rpartition(".")[2] if isinstance(x, str) and "." in x else None for x in (old, new)]
-    return old == new or (names[0] is not None and names[0] == names[1])
+    names = [_MOVED.fullmatch(x) if isinstance(x, str) else None for x in (old, new)]
+    return old == new or (None not in names and names[0].groups() == names[1].groups())  # type: ignore[union-attr]

@@ -121,6 +121,39 @@ def test_a_diverged_seed_is_a_failure_and_not_a_gap():
     assert smaller(length, "eval/length", "method", "base").values == doubles((0.0, 1.0))
 
 
+def test_a_failure_never_speaks_for_the_claim():
+    """Of a share that the claim wants low, 0 is the best value there is, whatever the list says of its name."""
+
+    def failed(values, metric, *which):
+        one = arm(values, metric=metric)
+        one.metrics["loss/total"] = [NAN if k in which else 0.1 for k in range(len(values))]
+        return one
+
+    alone = Results({"grpo": failed([0.15] * 8, "eval/beyond", *range(8))})
+    part = claims.below(alone, "eval/beyond", "grpo", 0.1)
+    assert part.values == (1.0,) * 8 and judged(part).verdict == "contradicted"
+    pair = Results({"a": failed([0.3, 0.4], "eval/answers", 1), "b": failed([0.5, 0.6], "eval/answers", 0)})
+    assert smaller(pair, "eval/answers", "a", "b").values == doubles((0.3, 0.4)), "1 of the arm, 0 of its rival"
+    assert greater(pair, "eval/answers", "a", "b").values == doubles((0.3, -0.6)), "0 of both"
+    # that responses grow longer is claimed of a metric of which less is better
+    long = Results({"a": failed([9.0, 7.0], "eval/tokens", 1), "b": failed([5.0, 6.0], "eval/tokens")})
+    assert greater(long, "eval/tokens", "a", "b").values == doubles((4.0, -1.0))
+    assert smaller(long, "eval/tokens", "a", "b").values == doubles((4.0, 3.0))
+    two = Results({"a": failed([0.2, 0.3], "eval/hard", 1), "b": failed([0.1, 0.1], "eval/hard")})
+    for name, values in (("a", [0.9, 0.9]), ("b", [0.9, 0.8])):
+        two.arms[name].metrics["eval/easy"] = values
+    # as (0 - 0.1) less (0 - 0.8) it would be ahead by 0.7
+    assert gains_more(two, "eval/hard", "eval/easy", "a", "b").values == doubles((0.1, -0.3))
+    own = claims.exceeds_own(two, "eval/hard", "eval/easy", "a", step=(None, None))
+    assert own.values == doubles((-0.7, -1.0))
+
+
+def test_seeds_without_a_value_are_counted():
+    found = judged(greater(results(base=[0.1, 0.2, 0.3], method=[0.3, NAN, 0.6]), "eval/accuracy", "method", "base"))
+    assert (found.n, found.undefined) == (2, 1) and ", 1 without a value)" in str(found)
+    assert judged(greater(CLEAR, "eval/accuracy", "method", "base")).undefined == 0
+
+
 def test_the_start_of_a_seed_that_diverged_is_no_failure():
     """What it had before training failed stands: else a loss of all that it had would count as no change."""
     one = arm([0.5, 0.6], curve={0: [0.2, 0.3], 9: [0.5, 0.6]})

@@ -71,6 +71,26 @@ def test_what_was_not_recorded_is_a_key_error():
             found.values(arm_name, metric)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("a.b.f", "c.d.f", True),
+        ("a.b.f", "c.d.g", False),
+        ("a.f(low=0.2, high=0.28)", "b.f(low=0.2, high=0.28)", True),
+        ("a.f(low=0.2, high=0.28)", "a.f(low=0.5, high=0.28)", False),
+        ("a.f(0.25)", "a.g(0.25)", False),
+        ("a.f", "a.f(0.25)", False),
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", False),
+        ("folder/rows.jsonl", "folder/others.jsonl", False),
+        (["a.f", 1], ["b.f", 1], True),
+        ({"x": "a.f"}, {"x": "b.g"}, False),
+        (0.5, 1.5, False),
+    ],
+)
+def test_a_function_may_move_and_nothing_else(old, new, expected):
+    assert results.same(old, new) == results.same(new, old) == expected
+
+
 def test_a_bound_function_is_recorded_by_its_name_and_numbers():
     """The same in every process: no address, so that a record can be compared with its file."""
     bound = functools.partial(results.plain, 0.25, value=(1, None))

@@ -100,6 +100,28 @@ def test_gates_of_a_bed(values, said):
     assert said in found[0] if said else not found, found
 
 
+def test_what_is_undefined_hides_no_fault_of_a_bed():
+    """One evaluation that no seed has, at the place where the fault shows best."""
+    none = np.full((3, 1), np.nan)
+    falls = np.hstack([CURVE[:, :2], none, CURVE[:, 2:] + [[0.5, 0.0]]])
+    assert "falls from" in verdicts.gates([0, 10, 20, 30, 40], falls, ceiling=1.0)[0]
+    early = np.hstack([CURVE[:, :1], none, CURVE[:, 1:] + [[0.15, 0.08, 0.0]]])
+    assert "before the first evaluation (step 20)" in verdicts.gates([0, 10, 20, 30, 40], early, ceiling=1.0)[0]
+    for k in (0, 3):
+        lost = CURVE.copy()
+        lost[:, k] = np.nan
+        assert "not four standard errors" in verdicts.gates([0, 10, 20, 30], lost, ceiling=1.0)[0]
+
+
+def test_seeds_without_a_gain_make_it_no_surer():
+    two = np.array([[0.0, 0.1], [0.0, 0.5]])
+    mean, error = verdicts.gained(two)
+    close.assert_printed((mean, error), (0.3, 0.2), 6)
+    assert verdicts.gained(np.vstack([two, [[0.0, np.nan]] * 30])) == (mean, error)
+    assert verdicts.gained(np.vstack([two, [[0.4, np.nan]]])) == (mean, error), "nor is its start part of the mean"
+    assert np.isnan(verdicts.gained([[0.0, np.nan]])[0]) and verdicts.gained([[0.0, np.nan]])[1] == np.inf
+
+
 def test_a_baseline_at_chance_fails_its_gate():
     noisy = CURVE + np.array([[0.0, 0, 0, 0.05], [0, 0, 0, -0.02], [0, 0, 0, 0.0]])
     assert not verdicts.gates([0, 1, 2, 3], noisy, ceiling=1.0, chance=0.2)

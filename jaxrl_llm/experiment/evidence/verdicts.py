@@ -6,6 +6,7 @@ chance of at most 2.5 % a side, however the looks depend on each other.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -176,20 +177,25 @@ def across(verdicts: Sequence[str]) -> str:
 def gained(values) -> tuple[float, float]:
     """Mean gain from the first measurement to the last, and its standard error over the seeds, of ``[seeds, points]``.
 
+    Seeds without one of the two have no gain, and make the others no surer.
+
     >>> gained([[0.0, 0.25], [0.0, 0.75]])
     (0.5, 0.25)
     """
     values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values[:, -1] - values[:, 0])]
+    if not len(values):
+        return math.nan, math.inf
     gains = values[:, -1] - values[:, 0]
-    error = float(np.nanstd(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
-    return float(np.nanmean(values[:, -1]) - np.nanmean(values[:, 0])), error
+    error = float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+    return float(values[:, -1].mean() - values[:, 0].mean()), error
 
 
 def gates(steps, values, *, ceiling: float | None = None, chance: float = 0.0, room: bool = True) -> list[str]:
     """What is wrong with a test bed, read off its baseline's curve; nothing where it can show an effect.
 
     Args:
-      steps: of the measurements, the first before training.
+      steps: of the measurements, the first before training; one that is undefined in all seeds is passed over.
       values: ``[seeds, points]`` of a metric that training should raise.
       ceiling: the best possible value; None: unknown, and the end is not held against it.
       chance: what guessing earns.
@@ -197,8 +203,13 @@ def gates(steps, values, *, ceiling: float | None = None, chance: float = 0.0, r
         be over before the first evaluation. A claim about lengths or pairs only needs training that works.
     """
     values = np.asarray(values, np.float64)
-    mean = np.nanmean(values, axis=0)
-    start, first, end, best = mean[0], mean[1], mean[-1], mean.max()
+    there = np.isfinite(values).any(axis=0)
+    there[[0, -1]] = True  # without a start or an end nothing was gained
+    values, steps = values[:, there], np.asarray(steps)[there]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all seeds are undefined the mean is
+        mean = np.nanmean(values, axis=0)
+    start, first, end, best = mean[0], mean[1], mean[-1], np.nanmax(mean)
     gain, error = gained(values)
     found = []
     if not gain > 4 * error:
