@@ -311,12 +311,16 @@ def judged_stage(
         read = free.read(rows)
         net = declared(Verified, extras).verifier
         said = jax.lax.stop_gradient(verifier.judge(net, *read, answers))
-        passed = said > 0.5 if verifier.passes is None else verifier.passes(net, *read, answers)
         value = said if worth is None else worth(said, *read, answers)
         right = free.equivalent(*read, answers)
+
+        def seen(extras, rows, rewards):
+            passed = said > 0.5 if verifier.passes is None else verifier.passes(net, *read, answers)
+            return Passed(passed, right, read[1])._asdict()
+
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
-            row_extras=lambda extras, rows, rewards: Passed(passed, right, read[1])._asdict(),
+            row_extras=seen,
             **episode_methods.against(kl_weight),
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))
