@@ -107,6 +107,8 @@ def test_what_is_undefined_hides_no_fault_of_a_bed():
     assert "falls from" in verdicts.gates([0, 10, 20, 30, 40], falls, ceiling=1.0)[0]
     early = np.hstack([CURVE[:, :1], none, CURVE[:, 1:] + [[0.15, 0.08, 0.0]]])
     assert "before the first evaluation (step 20)" in verdicts.gates([0, 10, 20, 30, 40], early, ceiling=1.0)[0]
+    # at a budget that no run spends their last values stand for it, a point beyond all steps
+    assert "before the first evaluation (step 20)" in verdicts.gates([0, 10, 20, 30], early, ceiling=1.0)[0]
     for k in (0, 3):
         lost = CURVE.copy()
         lost[:, k] = np.nan

@@ -205,7 +205,7 @@ def gates(steps, values, *, ceiling: float | None = None, chance: float = 0.0, r
     values = np.asarray(values, np.float64)
     there = np.isfinite(values).any(axis=0)
     there[[0, -1]] = True  # without a start or an end nothing was gained
-    values, steps = values[:, there], np.asarray(steps)[there]
+    values, at = values[:, there], steps[min(int(np.flatnonzero(there)[1]), len(steps) - 1)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # where all seeds are undefined the mean is
         mean = np.nanmean(values, axis=0)
@@ -219,7 +219,7 @@ def gates(steps, values, *, ceiling: float | None = None, chance: float = 0.0, r
     if room and ceiling is not None and not 0.1 * ceiling <= end <= 0.85 * ceiling:
         found.append(f"the baseline ends at {end:.3g}, outside 10 - 85 % of the ceiling {ceiling:g}")
     if room and gain > 4 * error and first - start > 0.6 * gain:
-        share = f"{100 * (first - start) / gain:.0f} % of the gain comes before the first evaluation (step {steps[1]})"
+        share = f"{100 * (first - start) / gain:.0f} % of the gain comes before the first evaluation (step {at})"
         found.append(share)
     if ceiling is not None and gain > 4 * error and end <= chance + 4 * error:
         found.append(f"the baseline ends at {end:.3g}, where guessing earns {chance:g}")
