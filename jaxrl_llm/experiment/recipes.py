@@ -380,23 +380,31 @@ def sample_in_parts(
         yield hosts.gathered(found), samples * min(size, count - begin)
 
 
-def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
+def summary(mask: Array, rewards: Rewards, samples: int, *, judged: bool = True) -> dict[str, Array]:
     """Accuracy over samples, unbiased pass@k for k = 2, 4, ... and ``samples``, lengths of right and wrong responses.
 
     ``pass@samples`` is the share of problems with a right sample; see ``intervals.pass_at_k`` for the others.
     ``problems/right`` is no scalar: the right samples of each problem, ``[problems]``.
+
+    Args:
+      judged: every response has a valid verdict, as judges inside a program give it. Else pass@k is a mean over the
+        problems whose samples all have one, the accuracy one over samples, and NaN where there is none.
     """
     length = jnp.sum(mask.astype(jnp.float32), axis=1)
     right = rewards.valid & (rewards.value > 0.5)
     solved_by = jnp.sum(right.reshape(-1, samples).astype(jnp.float32), axis=1)
     wrong = samples - solved_by
     failing, solved = jnp.ones(wrong.shape, jnp.float32), {}
+    whole = None if judged else jnp.all(rewards.valid.reshape(-1, samples), axis=1)
     for k in range(1, samples + 1):
         failing = failing * jnp.maximum(wrong - (k - 1), 0.0) / (samples - k + 1.0)
         if k == samples or k > 1 and k & (k - 1) == 0:
-            solved[f"eval/pass@{k}"] = jnp.maximum(reduce.scalars(1.0 - failing), 0.0)
+            solved[f"eval/pass@{k}"] = jnp.maximum(reduce.scalars(1.0 - failing, whole), 0.0)
+            if whole is not None:
+                solved[f"eval/pass@{k}"] = jnp.where(jnp.any(whole), solved[f"eval/pass@{k}"], jnp.nan)
+    accuracy = reduce.scalars(right.astype(jnp.float32), rewards.valid)
     return {
-        "eval/accuracy": reduce.scalars(right.astype(jnp.float32), rewards.valid),
+        "eval/accuracy": accuracy if judged else jnp.where(jnp.any(rewards.valid), accuracy, jnp.nan),
         **solved,
         "eval/tokens": reduce.scalars(length),
         "eval/right_tokens": reduce.scalars(length, right),
@@ -433,4 +441,4 @@ def measure_on_host(
     mask = jnp.asarray(np.concatenate(masks))
     ids = jnp.repeat(jnp.arange(problems.tokens.shape[0], dtype=jnp.int32), samples)
     found = {} if more is None else more(Responses(jnp.asarray(np.concatenate(tokens)), mask, ids), whole)
-    return summary(mask, whole, samples) | found
+    return summary(mask, whole, samples, judged=False) | found

@@ -10,7 +10,7 @@ from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.metrics.intervals import pass_at_k
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Problems, Rewards, Trajectories
 from tests import close
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.5, 1.0, 0.0])
@@ -83,3 +83,40 @@ def test_held_out_pass_at_k():
     assert set(found) >= {"eval/pass@2", "eval/pass@4", "eval/pass@8"} and "eval/pass@1" not in found
     for k in (2, 4, 8):
         close.assert_near(found[f"eval/pass@{k}"], pass_at_k([3, 0, 8], 8, k).mean())
+
+
+def test_held_out_problems_that_nobody_judged_whole_have_no_pass_at_k():
+    """Of one problem two of four samples are right and two are judged by nobody; of the next all are wrong."""
+    value = jnp.asarray([1.0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0])
+    valid = jnp.asarray([True, True, False, False] + [True] * 8)
+
+    def found(*rows):
+        at = jnp.asarray([4 * row + k for row in rows for k in range(4)])
+        rewards = Rewards(value[at], valid[at])
+        given = recipes.summary(jnp.ones((len(at), 3), bool), rewards, 4, judged=False)
+        return {name: float(x) for name, x in given.items() if x.ndim == 0}
+
+    assert found(0)["eval/accuracy"] == 1.0 and np.isnan([found(0)[f"eval/pass@{k}"] for k in (2, 4)]).all()
+    assert found(0, 1)["eval/pass@2"] == found(0, 1)["eval/pass@4"] == 0.0
+    assert found(0, 1, 2)["eval/pass@4"] == 0.5
+    close.assert_near(found(0, 1, 2)["eval/pass@2"], (0 + 5 / 6) / 2)
+    none = Rewards(jnp.zeros(4), jnp.zeros(4, bool))
+    empty = recipes.summary(jnp.ones((4, 3), bool), none, 4, judged=False)
+    assert all(np.isnan(empty[name]) for name in ("eval/accuracy", "eval/pass@2", "eval/pass@4"))
+
+
+def test_a_measurement_on_the_host_leaves_out_what_nobody_judged():
+    line = jnp.zeros((2, 3), jnp.int32)
+    problems = Problems(line, line > -1, None, line[:, 0])
+
+    def rollout(params, tokens, valid, keys, problem_ids):
+        ids = jnp.repeat(problem_ids, 2)
+        grid = jnp.zeros((len(ids), 3), jnp.int32)
+        return Trajectories(grid, grid, grid, grid > -1, grid.astype(jnp.float32), ids < 0, ids, ids, {})
+
+    def score(rows):
+        return Rewards(jnp.asarray([1.0, 0.0, 0.0, 0.0]), jnp.asarray([True, True, True, False]))
+
+    found = recipes.measure_on_host(rollout, problems, score, 2, {}, jax.random.key(0))
+    assert float(found["eval/pass@2"]) == 1.0  # of the first problem alone
+    close.assert_near(found["eval/accuracy"], 1 / 3)
