@@ -258,9 +258,11 @@ def test_updates_on_trees_train_alike_and_go_on_bit_for_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_strict_run_has_no_gap(tmp_path):
+@pytest.mark.parametrize("epochs", ["1", "2"])
+def test_a_strict_run_has_no_gap(epochs, tmp_path):
     run = tmp_path / "run"
-    assert cli([*SMALL, "--data", "chain", "--out", str(run), "--strict", "--most-gap", "1e-30"]) == 0
+    words = [*SMALL, "--data", "chain", "--out", str(run), "--strict", "--most-gap", "1e-30", "--inner-epochs", epochs]
+    assert cli(words) == 0
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         assert line["kl/sampler_max"] == line["kl/sampler_p99"] == 0.0
 
@@ -270,6 +272,13 @@ def test_a_gap_beyond_the_limit_stops_the_run(tmp_path, capsys):
     words = [*SMALL, "--data", "chain", "--out", str(tmp_path / "run"), "--compute", "bfloat16", "--remat"]
     assert cli([*words, "--optimiser", "muon", "--attention", "pallas", "--most-gap", "1e-9"]) == 2
     assert "the limit is 1e-09" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_policy_that_moves_away_by_its_own_updates_is_no_gap(tmp_path):
+    words = [*SMALL, "--data", "chain", "--out", str(tmp_path / "run"), "--inner-epochs", "4", "--warmup-steps", "0"]
+    words += ["--learning-rate", "3e-3", "--advantages", "signed_advantages", "--no-filter-groups"]
+    assert cli([*words, "--most-gap", "0.001"]) == 0
 
 
 @pytest.mark.slow

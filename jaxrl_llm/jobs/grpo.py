@@ -48,7 +48,7 @@ from jaxrl_llm.run.settings import (
     run_folder,
 )
 from jaxrl_llm.run.stop import Stop, interruptible
-from jaxrl_llm.train import checkpoint, host, refill
+from jaxrl_llm.train import checkpoint, host, parity, refill
 from jaxrl_llm.train.methods.builders import make_batch_loss, make_estimate, with_collision
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
@@ -170,6 +170,7 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
         tx=tx,
         max_grad_norm=settings.max_grad_norm or None,
         updates_per_rollout=settings.inner_epochs,
+        of_first=parity.NAMES,  # later updates of a rollout are away from its sampler by their own doing
         microbatches=count_microbatches(settings, mesh),
         trained=lora_state.PART if settings.lora else "",
         **slots,

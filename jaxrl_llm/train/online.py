@@ -64,6 +64,9 @@ class Online(NamedTuple):
     divisor: Callable[[Array], Array] | None = None
     # (metrics of an update) -> bool: the update is not made, nor any other on this rollout
     enough: Callable[[Metrics], Array] | None = None
+    # how names of metrics begin that are those of the first of several updates on whole batches, before which the
+    # policy is the one that the rollout is from; empty: all are of all updates
+    of_first: str = ""
     policy_params: Callable[[Params], Params] = model_part  # what ``policy`` reads of the parameters that train
 
 
@@ -171,6 +174,8 @@ def learn(
     else:
         state, stacked = jax.lax.scan(lambda s, _: update(s, rows), state, None, online.updates_per_rollout)
         metrics = {k: jnp.max(x, axis=0) if k.endswith("_max") else jnp.mean(x, axis=0) for k, x in stacked.items()}
+        if online.of_first:
+            metrics |= {k: x[0] for k, x in stacked.items() if k.startswith(online.of_first)}
     values, valid = _prompt_means(online, rewards)
     sampler = online.sampler.update(drawn.sampler, drawn.ids, values, valid)
     more = {} if online.figures is None else online.figures(batch, metrics)

@@ -12,6 +12,8 @@ from jaxrl_llm import reduce
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import Metrics
 
+NAMES = "kl/sampler_"  # how the names of these figures begin
+LARGEST = "kl/sampler_max"
 SHARES = "kl/sampler_shares"
 QUANTILES = {"kl/sampler_p50": 0.5, "kl/sampler_p90": 0.9, "kl/sampler_p99": 0.99}
 EDGES = np.concatenate([[0.0], np.logspace(-8, 1, 73), [np.inf]]).astype(np.float32)  # eight to a decade, in nats
@@ -24,7 +26,7 @@ def metrics_of(gap: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Metrics:
     tokens = jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0)
     return {
         "kl/sampler_mean": reduce.tokens(gap, mask),
-        "kl/sampler_max": jnp.max(gap),
+        LARGEST: jnp.max(gap),
         SHARES: jnp.sum(below.astype(jnp.float32), axis=(0, 1)) / tokens,
     }
 
@@ -46,14 +48,21 @@ def finished(metrics: Metrics) -> Metrics:
     if SHARES not in metrics:
         return metrics
     rest = {name: value for name, value in metrics.items() if name != SHARES}
-    largest = metrics["kl/sampler_max"]
+    largest = metrics[LARGEST]
     return rest | {name: jnp.minimum(quantile(metrics[SHARES], level), largest) for name, level in QUANTILES.items()}
 
 
 def check(figures: dict[str, float], most: float, step: int) -> None:
-    """Raises UserError where the largest gap of a step exceeds ``most`` nats, or is no number; 0 never does."""
-    gap = figures.get("kl/sampler_max", 0.0)
-    if most and not gap <= most:
+    """Raises UserError where the largest gap of a step exceeds ``most`` nats, or is no number; 0 never does.
+
+    A step without the figure raises as well: a limit that nothing is held to must not look as if it were kept. A step
+    that trains nothing has the figure, 0.
+    """
+    if not most:
+        return
+    if LARGEST not in figures:
+        raise UserError(f"--most-gap {most:g}: the figures of step {step} have no {LARGEST} to hold to it; drop it")
+    if not (gap := figures[LARGEST]) <= most:
         raise UserError(
             f"step {step}: the sampler's log-probabilities are up to {gap:.3g} nats off the trainer's "
             f"(99 % within {figures.get('kl/sampler_p99', float('nan')):.3g}), the limit is {most:g}; sample in "

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm import reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import fused
+from jaxrl_llm.train import fused, parity
 from jaxrl_llm.train.methods.builders import make_policy_loss, mismatch_weights
 from jaxrl_llm.train.online import answers_of, begin, estimated, iterate
 from jaxrl_llm.train.step import make_update
@@ -121,6 +121,22 @@ def test_minibatches_are_parts_of_random_rows_in_every_pass():
         jax.eval_shape(functools.partial(iterate, method._replace(minibatches=5)), start(method))
     with pytest.raises(ValueError, match="minibatches=4 needs divisor="):
         jax.eval_shape(functools.partial(iterate, method._replace(divisor=None)), start(method))
+
+
+def test_figures_of_the_first_update_do_not_see_what_the_updates_do():
+    """How far the sampler lies from the policy that it stands for is the same however many updates follow."""
+    method = online(tx=optax.sgd(1.0), updates_per_rollout=4)
+    found = {}
+    for name, slots in (("one", {"updates_per_rollout": 1}), ("all", {}), ("first", {"of_first": parity.NAMES})):
+        _, found[name] = jax.jit(functools.partial(iterate, method._replace(**slots)))(start(method))
+    gaps = [name for name in found["one"] if name.startswith("kl/sampler_")]
+    assert len(gaps) == 5
+    for name in gaps:
+        close.assert_near(found["first"][name], found["one"][name])
+    moved = 0.01  # nats, by four updates of this rate; rounding is below a millionth
+    assert float(found["one"]["kl/sampler_max"]) < moved < float(found["all"]["kl/sampler_max"])
+    same({k: x for k, x in found["first"].items() if k not in gaps},
+         {k: x for k, x in found["all"].items() if k not in gaps})  # fmt: skip
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -75,3 +75,6 @@ def test_a_limit_stops_the_run():
     assert int(threads.run(loop._replace(score=score, most_gap=0.3), state, 2)[0].step) == 2
     with pytest.raises(UserError, match="nan nats off"):
         parity.check({"kl/sampler_max": float("nan")}, 0.1, 3)
+    with pytest.raises(UserError, match="--most-gap 0.1: the figures of step 3 have no kl/sampler_max to hold to it"):
+        parity.check({"loss/total": 1.0}, 0.1, 3)
+    parity.check({"loss/total": 1.0}, 0.0, 3)
