@@ -95,6 +95,21 @@ def record_path(module: ModuleType) -> pathlib.Path:
     return file.parents[2] / "results" / file.parent.name / f"{file.stem}.json"
 
 
+def figure_names(plan: Plan) -> list[set[str]]:
+    """The names of the metrics of every online stage, from shapes alone; none of a world, which needs episodes."""
+    params, found = jax.eval_shape(plan.init, key := jax.eval_shape(lambda: jax.random.key(0))), []
+    for stage in plan.stages if plan.world is None else ():
+        module = online if isinstance(stage.method, online.Online) else offline
+        if module is online and plan.on_host and plan.host_score:
+            stage = stage._replace(method=stage.method._replace(score=unscored))
+        state, metrics = jax.eval_shape(
+            lambda params, key, m=module, s=stage: m.iterate(s.method, plans.start(s, params, key)), params, key
+        )
+        params = state.params
+        found += [set(metrics)] if module is online else []
+    return found
+
+
 def trace_stage(stage: plans.Stage, params: Any, key: Any):
     """The jaxpr of one iteration of a stage, from shapes alone; and the parameters' shapes after it."""
     module = online if isinstance(stage.method, online.Online) else offline

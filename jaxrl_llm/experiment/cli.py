@@ -28,6 +28,7 @@ from jaxrl_llm.planning import largest_arrays
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
+from jaxrl_llm.train import parity
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
@@ -297,6 +298,10 @@ def keeping_of(
             raise UserError(f"--offload {settings.offload} is of the host loop: give --loop host with it, or drop it")
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
+        if options.most_gap:
+            raise UserError(
+                f"--most-gap {options.most_gap:g} stops one seed after another: give --loop host with it, or drop it"
+            )
         if options.track:
             raise UserError(
                 f"--track {' '.join(options.track)} follows one seed after another: give --loop host with it"
@@ -508,6 +513,19 @@ def check_staleness(options: Options, built: dict[str, Plan]) -> None:
                         "give --loop async, or --arm with others")  # fmt: skip
 
 
+def check_gap(options: Options, built: dict[str, Plan]) -> None:
+    """Refuses a limit to what no step of an arm measures: it would hold whatever the sampler does.
+
+    Raises:
+      UserError: naming the arm.
+    """
+    for name, plan in built.items() if options.most_gap else ():
+        named = arms.figure_names(plan)
+        if plan.world is None and not (named and all(parity.LARGEST in names for names in named)):
+            raise UserError(f"--most-gap {options.most_gap:g}: arm {name} does not measure how far its sampler lies "
+                            "from its trainer; drop the flag")  # fmt: skip
+
+
 def say_without_ratio(options: Options, built: dict[str, Plan]) -> None:
     """Names the arms that train samples of older weights as if they were of their own."""
     for name, plan in built.items() if options.loop == "async" else ():
@@ -545,6 +563,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         raise UserError(f"{flags_given}: {str(error).splitlines()[0]}") from error
     check_flags(resolved, base, given, reads)
     check_staleness(options, built)
+    check_gap(options, built)
     number = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds
     if options.plan:
         show_plan(resolved, built, base, number, formed)

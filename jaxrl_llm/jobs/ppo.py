@@ -26,6 +26,7 @@ from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import flags, lora_state, named
 from jaxrl_llm.run.method import LOSS, adamw, looks_at_all
+from jaxrl_llm.train import parity
 from jaxrl_llm.train.methods.actor_critic import (
     Read,
     make_actor_critic_loss,
@@ -35,7 +36,7 @@ from jaxrl_llm.train.methods.actor_critic import (
 )
 from jaxrl_llm.train.plan import Plan, Stage, keep_reference, reference_of
 from jaxrl_llm.train.step import trained_part
-from jaxrl_llm.types import Batch, Params, Rewards, TokenTerms, Trajectories, declared
+from jaxrl_llm.types import Batch, Metrics, Params, Rewards, TokenTerms, Trajectories, declared
 
 RIGHT = 0.5  # a reward above it
 GAE = ("rewards", "values", "bootstrap", "mask")
@@ -128,6 +129,16 @@ def imitation_terms(weight: float) -> Callable[[Array, Array, Batch], Array]:
     return terms
 
 
+def sampler_gap(batch: Batch, metrics: Metrics) -> Metrics:
+    """``figures`` of a stage: how far the sampler lies from the policy before the updates."""
+    return parity.finished(parity.metrics_of(jnp.abs(batch.old_logp - batch.sampler_logp), batch.mask))
+
+
+def with_kl(batch: Batch, metrics: Metrics) -> Metrics:
+    """``sampler_gap``, and the KL of the policy before the updates to the reference."""
+    return sampler_gap(batch, metrics) | reference_kl(batch, metrics)
+
+
 def build(settings: Settings) -> Plan:
     """One online stage of a policy with a value head."""
     gae = named.find(advantages, settings.gae, "--gae")
@@ -168,7 +179,7 @@ def build(settings: Settings) -> Plan:
     over |= {"reference": reference, "kl_weight": settings.kl_weight} if settings.kl_weight else {}
     slots = {"actor": recipes.model_of, "updates_per_rollout": settings.inner_epochs,
              "max_grad_norm": settings.max_grad_norm or None}  # fmt: skip
-    slots |= {"figures": reference_kl} if settings.kl_weight else {}
+    slots |= {"figures": with_kl if settings.kl_weight else sampler_gap}
     online = recipes.make_online(
         settings,
         found,

@@ -276,6 +276,14 @@ def test_workers_of_one_process_are_refused_with_several(words, message, tmp_pat
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_a_limit_is_refused_where_one_program_runs_all_seeds(tmp_path, capsys):
+    """Nothing looks at its figures before the last step is done."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(dr_grpo.__name__, ["--smoke", "--arm", "grpo", "--out", str(tmp_path), "--most-gap", "0.5"])
+    said = "--most-gap 0.5 stops one seed after another: give --loop host with it, or drop it"
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run(tmp_path, trackers=("tensorboard", "wandb"))

@@ -229,6 +229,18 @@ def test_numbers_that_no_update_can_be_made_with_are_one_line(command, words, sa
     assert not (tmp_path / "run").exists(), "nothing is left behind by a mistake"
 
 
+@pytest.mark.parametrize("command", ["sft", "dpo", "reward-model", "distil", "online-dpo"])
+def test_a_limit_to_what_a_command_does_not_measure_is_refused(command, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        more = ["--teacher", "nano"] if command == "distil" else []
+        main([command, "--smoke", "--out", str(tmp_path / "run"), "--most-gap", "0.5", *more])
+    assert capsys.readouterr().err == (
+        f"error: --most-gap 0.5: arm {command.replace('-', '_')} does not measure how far its sampler lies from its "
+        "trainer; drop the flag\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("job", [sft, dpo, reward_model])
 def test_a_norm_of_0_is_no_bound(job):
     """As in the main job; as a bound it would make every update nothing."""

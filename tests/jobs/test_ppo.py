@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm import advantages, losses
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.advantages import whiten
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.jobs import ppo
 from jaxrl_llm.models import heads
@@ -80,6 +81,14 @@ def test_the_critic_learns_alone_before_the_policy_moves(tmp_path):
     assert found.curves["loss/total"]["step"][-1] == 5 and found.updates == 5
     unmoved = [row[:2] for name, curve in found.curves.items() if name.startswith("eval/") for row in curve["values"]]
     assert all(first == second for first, second in unmoved), "measured at 0 and at step 2 of the warm-up"
+
+
+@pytest.mark.parametrize("more", [(), ("--kl-weight", "0.1", "--inner-epochs", "4", "--learning-rate", "1e-2")])
+def test_a_limit_holds_for_the_sampler_and_not_for_the_updates(more, tmp_path):
+    found = run(tmp_path / "run", "--most-gap", "0.001", *more)  # which no step exceeds, or the run would stop
+    assert found.metrics["kl/sampler_max"][0] > 0 and ("policy/kl/ref" in found.metrics) == bool(more)
+    with pytest.raises(UserError, match=r"step 1: the sampler's log-probabilities are up to .* nats off"):
+        run(tmp_path / "far", "--most-gap", "1e-12", *more)
 
 
 def test_advantages_are_those_that_were_named():
