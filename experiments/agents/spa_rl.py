@@ -6,8 +6,9 @@ Claim:     one reward at the end teaches long episodes slowly; contributions of 
 Equations: (sum_k c_k - R)^2 -> min on episodes of the base; r_k = alpha c_k + beta g_k at the last token of turn k,
            g_k = 1 where the action changed the situation; PPO with GAE on these rewards. ppo: c is R at the last turn,
            beta = 0; grounding_only: the same with beta; no_grounding: beta = 0; uniform: c_k = R / K; beta_10, strong:
-           beta 0.1 and the paper's 0.5, at which eleven and three steps anywhere outweigh the task; oracle (the
-           positive control): c_k the share of the places to go to that turn k is the first to reach.
+           ten and fifty times beta, embedded 0.1 and the paper's 0.5, at which eleven and three steps anywhere outweigh
+           the task; oracle (the positive control, embedded alone): c_k the share of the places to go to that turn k is
+           the first to reach.
 Left out:  the KL penalty; the estimator is fitted once, as in the paper. Its episodes come on top of those that train.
 Expect:    eval/success: spa > ppo, and spa > uniform; strong walks about: eval/turns strong > spa.
 Measure:   held-out grids of the bed sub_goals, its sizes and rate and a weaker base: five by five cells, four places to
@@ -31,6 +32,7 @@ from experiments.agents.parts import errands, progress_estimator
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.metrics import calibration
 from jaxrl_llm.rollout.turns import multi_turn
@@ -94,6 +96,7 @@ class Settings(multi_turn_plan.Settings):
     fit_rate: float = 1e-5  # at scale
     weight: float = 1.0  # alpha, of the progress
     grounding: float = 0.5  # beta
+    times: float = 1.0  # so much of it
     attribute: Callable[..., Array] = learned
 
 
@@ -109,8 +112,8 @@ ARMS = {
     "no_grounding": {"grounding": 0.0},
     "grounding_only": {"attribute": terminal},
     "uniform": {"attribute": uniform},
-    "beta_10": {"grounding": 0.1},
-    "strong": {"grounding": 0.5},
+    "beta_10": {"times": 10.0},
+    "strong": {"times": 50.0},
     "oracle": {"attribute": oracle},
 }
 METRICS = ("eval/success", "eval/turns", "eval/moved", "eval/revisits", "eval/credit")
@@ -135,7 +138,14 @@ def embedded(settings: Settings) -> Setup:
 
 
 def own(settings: Settings) -> Setup:
-    """A second model only where something is asked of it; it is fitted first."""
+    """A second model only where something is asked of it; it is fitted first.
+
+    Raises:
+      UserError: for the oracle, who reads the places to go to off the situations of the embedded world.
+    """
+    if settings.attribute is oracle:
+        rest = " ".join(name for name, changes in ARMS.items() if changes.get("attribute") is not oracle)
+        raise UserError(f"--data {settings.data}: arm oracle knows the places of the embedded world; give --arm {rest}")
     if settings.attribute is not learned:
         return multi_turn_plan.hosted(settings, part="model", start=episode_methods.with_value)
     start = progress_estimator.with_estimator
@@ -146,7 +156,7 @@ def own(settings: Settings) -> Setup:
 
 def build(settings: Settings) -> Plan:
     """The estimator fitted to episodes of the base, then PPO on the rewards of turns."""
-    weights = {"weight": settings.weight, "grounding": settings.grounding}
+    weights = {"weight": settings.weight, "grounding": settings.times * settings.grounding}
     setup = setup_of(settings, embedded, own)
 
     def paid(params, extras, rows, rewards):

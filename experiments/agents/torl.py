@@ -6,7 +6,8 @@ Claim:     RL with a code interpreter in the rollout, from a base model and with
 Equations: R = 1 right, -1 else (penalty: less 0.5 where a call failed); GRPO without KL over what the policy wrote; at
            most C calls of an episode are executed. no_tool: C = 0, from a base that imitates guesses alone, as a model
            that is told of no tool writes no code; unheard: C = 0, from the base of the others, whose calls nobody
-           answers; torl: C = 1; two_calls: C = 2; outputs_too: the tool's tokens are in the mask as well.
+           answers, embedded alone; torl: C = 1; two_calls: C = 2; outputs_too: the tool's tokens are in the mask as
+           well.
 Left out:  programs (a call is one expression) and reasoning in text: what is written is a call or the answer. With
            --data a call is what the model's own template makes of it, not a block between ```python and ```output.
 Expect:    eval/success: torl > no_tool, torl > unheard, and penalty no more than 0.05 above torl; eval/code rises more
@@ -27,6 +28,7 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
@@ -89,7 +91,15 @@ def embedded(settings: Settings) -> Setup:
 
 
 def own(settings: Settings) -> Setup:
-    """Questions to answer with tools."""
+    """Questions to answer with tools.
+
+    Raises:
+      UserError: for calls that nobody answers, of which a model of one's own is not told.
+    """
+    if settings.calls == 0 and settings.code:
+        rest = " ".join(name for name in ARMS if name != "unheard")
+        raise UserError(f"--data {settings.data}: with --calls 0 a model is told of no tool, and arm unheard is "
+                        f"no_tool; give --arm {rest}, without --calls")  # fmt: skip
     return multi_turn_plan.hosted(
         settings, opened=partial(catalog.questions, calls=settings.calls), slots={"failed": tool_question.failed},
         more=tool_question.figures, only=ONLY,

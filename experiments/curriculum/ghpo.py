@@ -37,11 +37,13 @@ class Settings(recipes.OnlineSettings):
     needs: Callable[..., object] = hints.all_wrong
     quarters: tuple[float, ...] = ()  # shares for every group, one after another in equal parts of the run
     sft_steps: int = 0  # on the solutions, before
+    sft_rate: float = 1e-5  # of those steps; 0: learning_rate
 
 
 EMBEDDED = {
     "data": "countdown", "levels": (3, 4), "steps": 80, "eval_every": 40, "prompts_per_step": 10, "group_size": 4,
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 96, "eval_samples": 8, "train_problems": 1024,
+    "sft_rate": 0.0,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 28, "train_problems": 16,
@@ -74,7 +76,7 @@ def build(settings: Settings) -> experiment.Plan:
         plan = curricula.make_single_turn_plan(settings, found, stages)
     if not settings.sft_steps:
         return plan
-    numbers = {"steps": settings.sft_steps, "learning_rate": settings.learning_rate}
+    numbers = {"steps": settings.sft_steps, "learning_rate": settings.sft_rate or settings.learning_rate}
     return plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
 
 

@@ -86,7 +86,7 @@ class Settings(recipes.OnlineSettings):
     weighted: float = 1.0  # factor of the value inside the pooling; 0 is the mean
     projection: int = 64
     kl_weight: float = 0.0  # in the reward of every token
-    sft_steps: int = 0  # on annotations; they replace reinforcement
+    sft_steps: int = 0  # on annotations, if any as many as steps at least; they replace reinforcement
     sft_rate: float = 1e-5
     credit: Callable[[Callable], Callable] = with_critic  # PPO's batch to that of the method
     value_weight: float = 0.1
@@ -197,8 +197,9 @@ def build(settings: Settings) -> experiment.Plan:
     )  # fmt: skip
     if settings.sft_steps:
         tuned = partial(
-            curricula.solutions_imitated, settings, steps=settings.sft_steps, learning_rate=settings.sft_rate
-        )
+            curricula.solutions_imitated, settings, steps=max(settings.sft_steps, settings.steps),
+            learning_rate=settings.sft_rate,
+        )  # fmt: skip
         return recipes.one_stage(settings, bench, online)._replace(init=lambda key: tuned(), stages=())
     plan = recipes.one_stage(
         settings, bench, online, host_score=lambda rows: graded(bench.host_score(rows), rows),

@@ -57,7 +57,7 @@ class Settings(recipes.OnlineSettings):
     max_new_tokens: int = 8192
     outside_loss: Callable[..., TokenTerms] | None = mixed.mixture_loss  # None: no demonstration in the group
     entropy_bonus: float = 1e-3
-    sft_steps: int = 0  # on demonstrations, before
+    sft_steps: int = 0  # on demonstrations, before, if any as many as steps at least
     ood_levels: tuple[int, ...] = ()  # of problems that are measured beside; none: no such measurement
     sft_rate: float = 1e-5  # of those steps
     reinforced: float = 1.0  # share of the steps that follow; 0: the fine-tuned model is measured
@@ -121,7 +121,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     plan = recipes.one_stage(settings, bench, online)
     if settings.sft_steps:
-        numbers = {"steps": settings.sft_steps, "learning_rate": settings.sft_rate}
+        numbers = {"steps": max(settings.sft_steps, settings.steps), "learning_rate": settings.sft_rate}
         plan = plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
     if settings.ood_levels:
         # it reads no training row, of which another level may have fewer, and held-out ones as many as there are

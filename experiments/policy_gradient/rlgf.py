@@ -133,14 +133,24 @@ def guide_of(settings, bench) -> Guide:
     return Guide(lambda: by.params, roll_in_out.in_two_programs(own, cold, **sizes))
 
 
+def as_given(settings) -> int:
+    """Iterations of AggreVaTeD before those of PPO++: so many as the settings say."""
+    return settings.switch
+
+
+def for_a_share(settings) -> int:
+    """A share of the steps."""
+    return round(settings.early * settings.steps)
+
+
 def guided(settings, bench):
     """PPO; a coin in the state's extras says who begins and who ends the next responses."""
-    guide, new = guide_of(settings, bench), settings.max_new_tokens
+    guide, new, before = guide_of(settings, bench), settings.max_new_tokens, settings.before(settings)
     judge = curricula.train_score(bench)
     whole = partial(roll_in_out.whole, new_tokens=new)
 
     def toss(key, step):
-        return (step >= settings.switch) & (jax.random.uniform(jax.random.fold_in(key, step)) < settings.own)
+        return (step >= before) & (jax.random.uniform(jax.random.fold_in(key, step)) < settings.own)
 
     def rollout(actor, *arguments):
         own = actor["own"]
@@ -226,6 +236,8 @@ class Settings(endpoints.Settings, recipes.OnlineSettings):
     share: float = 0.6  # beta: responses that keep a part of their roll-in
     own: float = 1.0  # probability of PPO++ in an iteration, else AggreVaTeD
     switch: int = 0  # iterations of AggreVaTeD before that
+    early: float = 0.4  # or these, as a share of the steps, where AggreVaTeD comes first
+    before: Callable[..., int] = as_given
     guide: str = ""  # address of a server that goes on behind token ids of the vocabulary of --model, https://HOST/v1
     guide_model: str = ""  # its name there, or a folder of that vocabulary; empty: --model fine-tuned on solutions
     guide_temperature: float = 1.0  # of a guide that is here; of one behind an address --endpoint-temperature
@@ -239,7 +251,7 @@ class Settings(endpoints.Settings, recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 15, "prompts_per_step": 6, "max_new_tokens": 18,
     "learning_rate": 2e-4, "eval_problems": 192, "updates_per_rollout": 2, "train_problems": 2048, "guide_steps": 240,
-    "sft_rate": 1e-3, "guide_temperature": 0.4,
+    "sft_rate": 1e-3, "guide_temperature": 0.4, "early": 1 / 3,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
@@ -247,7 +259,7 @@ SMOKE = {
 }  # fmt: skip
 ARMS = {
     "ppo": {"share": 0.0}, "ppo_pp": {}, "aggrevated": {"own": 0.0, "share": 0.8}, "lols": {"own": 0.8, "share": 0.8},
-    "d2lols": {"switch": 40, "share": 0.8}, "guide": {"learn": guide_alone},
+    "d2lols": {"before": for_a_share, "share": 0.8}, "guide": {"learn": guide_alone},
     "ppo_pp_30": {"share": 0.3}, "ppo_pp_90": {"share": 0.9}, "free": {"kl_weight": 0.0, "likelihood": 0.0},
 }  # fmt: skip
 BED = experiment.Bed(positive="guide", baseline="ppo")

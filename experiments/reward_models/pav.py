@@ -10,9 +10,9 @@ Equations: Q(prefix) = P(the prover completes it rightly), by a head on the base
            prover samples at temperature 1.6; strong: it was taught right solutions first; --prover-model DIR is any
            model of the policy's vocabulary, of any size and shape. pits: half of the completions seek the first prefix
            that none finishes, the others are spent there and one step before, and nothing behind is learnt. chance:
-           alpha Q_h. outcome: alpha = 0; low, high: 0.3, 3. search: no training; beams of two prefixes, each continued
-           by four steps, go on where Q + 0.5 A of the step under the best of 4 is largest (search_q: Q alone), against
-           the best of eight whole samples by Q of the same head.
+           alpha Q_h. outcome: alpha = 0; low, high: 0.3 and 3 times alpha. search: no training; beams of two prefixes,
+           each continued by four steps, go on where Q + 0.5 A of the step under the best of 4 is largest (search_q: Q
+           alone), against the best of eight whole samples by Q of the same head.
 Left out:  embedded, KL; provers of another vocabulary; alpha is 1 where the paper has about 5 for larger models; in
            search Q is the prover's, too, where the paper adds the prover's advantage to the chance of the policy
            itself.
@@ -49,6 +49,7 @@ class Settings(recipes.OnlineSettings):
     steps: int = 200
     of_steps: Callable = make_progress(4)
     alpha: float = 5.0
+    times: float = 1.0  # so much of it
     verified_prompts: int = 512  # whose prefixes the verifier learns
     completions: int = 20
     prover: Prover = progress_verifier.BASE
@@ -78,8 +79,8 @@ ARMS = {
     "chance": {"of_steps": progress_verifier.success_itself},
     "weak": {"prover": progress_verifier.WEAK},
     "strong": {"prover": progress_verifier.STRONG},
-    "low": {"alpha": 0.3},
-    "high": {"alpha": 3.0},
+    "low": {"times": 0.3},
+    "high": {"times": 3.0},
     "pits": {"spend": progress_verifier.around_pits},
     "search": {"stages": 0},
     "search_q": {"stages": 0, "beamed": progress_verifier.chance_alone},
@@ -109,7 +110,7 @@ def build(settings: Settings) -> experiment.Plan:
         steps, _ = step_labels.label(stepped, rows)
         chances = progress_verifier.step_success(found, declared(Verified, extras).verifier, rows, steps, most=most)
         paid = returns.at_last_token(rewards.value, rows.mask & rewards.valid[:, None])
-        return paid + settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
+        return paid + settings.times * settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
 
     online = step_labels.make_ppo(settings, found, token_rewards, kl_weight=settings.kl_weight)
     kept = episode_methods.model_for(settings.kl_weight)

@@ -6,11 +6,11 @@ Claim:     searchers with old weights fill a buffer from which the trainer draws
            samples as well as an on-policy method from fresh ones, where the policy gradient does worse, and keeps more
            diverse answers.
 Equations: tba: mean (log Z + log pi - log ref - r / beta)^2 with log Z the group's mean (VarGrad); a group is fresh
-           with probability 0.5, else one of the newest 64 (tba_on: 0.95, tba_off: 0.25; tba_reward: drawn by softmax of
-           5 times its mean reward); async: RLOO with the same draws; sync: RLOO on fresh samples. A stored prompt is
-           drawn, then its responses from all its stored rollouts, no response twice. beta falls linearly (constant: it
-           does not). lag_16: new samples are 16 updates old, in place of 8.
-           Searchers are renewed together and own parts of the prompts: several are one with the prompts of all.
+           with probability 0.5, else one of the newest 64 (tba_on: 0.95, at scale the paper's and so tba itself;
+           tba_off: 0.25; tba_reward: drawn by softmax of 5 times its mean reward); async: RLOO with the same draws;
+           sync: RLOO on fresh samples. A stored prompt is drawn, then its responses from all its stored rollouts, no
+           response twice. beta falls linearly (constant: it does not). lag_16: new samples are 16 updates old, in place
+           of 8. Searchers are renewed together and own parts of the prompts: several are one with the prompts of all.
 Left out:  red teaming; the numbers of the fall are ours.
 Expect:    eval/accuracy: tba > async, and tba > sync - 0.03; eval/pass@4 tba > async.
 Measure:   held-out Countdown on the settings of the bed stale_sampler, reference = start; equal rollouts and updates.
@@ -88,7 +88,7 @@ SMOKE = {
 ARMS = {
     "sync": {"loss": rloo, "on_policy": 1.0, "lag": 0, "sync_every": 1}, "async": {"loss": rloo}, "tba": {},
     "tba_on": {"on_policy": 0.95}, "tba_off": {"on_policy": 0.25}, "tba_reward": {"inverse_temperature": 5.0},
-    "constant": {"beta": 0.02}, "lag_16": {"lag": 16}, "async_lag_16": {"loss": rloo, "lag": 16},
+    "constant": {"beta": 0.02, "beta_end": 0.02}, "lag_16": {"lag": 16}, "async_lag_16": {"loss": rloo, "lag": 16},
 }  # fmt: skip
 # async on old samples is the disease; the task must be learned from fresh ones
 BED = experiment.Bed(baseline="sync")

@@ -171,6 +171,9 @@ def test_the_rate_of_fine_tuning_is_that_of_the_settings(monkeypatch, module):
     for settings in (base, dataclasses.replace(base, sft_rate=module.Settings().sft_rate)):
         module.build(dataclasses.replace(settings, **module.ARMS["sft"])).init(jax.random.key(0))
     assert seen == [{"steps": 120, "learning_rate": 1e-3}, {"steps": 120, "learning_rate": 1e-5}]
+    # as many updates as the other arms have: of a model of one's own 500
+    module.build(dataclasses.replace(base, steps=500, **module.ARMS["sft"])).init(jax.random.key(0))
+    assert seen[2]["steps"] == 500 == module.Settings().steps and module.EMBEDDED["steps"] == 120
 
 
 @pytest.mark.parametrize("contrast", [0.0, 0.1])

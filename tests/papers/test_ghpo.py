@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from experiments.curriculum import ghpo
 from experiments.curriculum.parts import hints
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import curricula
 from jaxrl_llm.run import bench
 from jaxrl_llm.types import Trajectories
 from tests.models_for_tests import byte_model
@@ -102,6 +104,16 @@ def test_hints_in_messages_and_a_context_that_is_too_small(chat_bench):
         hints.with_text(said[:1], "2", chat=True, phrase=" ")
     with pytest.raises(UserError, match="of the model's 400 positions"):
         hints.encode_hints(found.model, [staged.problem("p" * 500, "2")], (hints.no_hint,))
+
+
+def test_fine_tuning_has_the_rate_of_the_run_in_the_embedded_world_and_its_own_with_another_model(monkeypatch):
+    seen, embedded = [], dataclasses.replace(ghpo.Settings(), **ghpo.EMBEDDED | ghpo.SMOKE | ghpo.ARMS["sft_grpo"])
+    monkeypatch.setattr(curricula, "solutions_imitated", lambda settings, **numbers: seen.append(numbers))
+    scale = {name: getattr(ghpo.Settings(), name) for name in ("learning_rate", "sft_rate")}
+    for changes in ({}, {"learning_rate": 1.5e-4}, scale):
+        ghpo.build(dataclasses.replace(embedded, **changes)).init(jax.random.key(0))
+    assert seen == [{"steps": 60, "learning_rate": rate} for rate in (3e-4, 1.5e-4, 1e-5)]
+    assert scale["learning_rate"] == 1e-6
 
 
 def test_the_judge_on_the_host_reads_the_hint_too(chat_bench):

@@ -12,7 +12,8 @@ from experiments.reward_models.parts import progress_verifier, step_labels
 from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import arms, recipes
+from jaxrl_llm.experiment.evidence import fingerprints
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Trajectories
@@ -47,6 +48,23 @@ def test_rewards_of_the_arms():
     close.assert_near(progress_verifier.make_progress(1)(after, before, valid), [[0.1, 0.4]])
     close.assert_near(progress_verifier.success_itself(after, before, valid), [[0.2, 0.6]])
     assert not progress_verifier.no_process(after, before, valid).any()
+
+
+def test_low_and_high_lie_around_alpha_with_a_model_of_ones_own_too():
+    small = dataclasses.replace(pav.Settings(), **pav.EMBEDDED | pav.SMOKE)
+    found = {}
+    for name, base in (("embedded", small), ("own", pav.Settings())):
+        given = arms.resolve(pav, base, ("low", "pav", "high"))
+        found[name] = {arm: one.times * one.alpha for arm, one in given.items()}
+    assert found["embedded"] == {"pav": 1.0, "low": 0.3, "high": 3.0}
+    assert found["own"] == {"pav": 5.0, "low": 1.5, "high": 15.0}
+
+    def program(**changes):
+        plan = pav.build(dataclasses.replace(small, **changes))
+        return fingerprints.fingerprint(plan, arms.trace(plan))
+
+    half = program(alpha=0.5)
+    assert program(alpha=2.0, times=0.25) == half != program()
 
 
 def test_soft_labels():

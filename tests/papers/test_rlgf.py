@@ -83,6 +83,13 @@ def test_d2lols_switches_after_its_first_iterations():
             params={}, opt_state=(), step=jnp.int32(step), key=jax.random.key(0), sampler=(), extras={"own": None}
         )
         assert bool(online.remember(state, None, None, None)["own"]) is own
+    early = dataclasses.replace(BASE, steps=120, **rlgf.ARMS["d2lols"])
+    online = rlgf.build(early).stages[0].method
+    for step, own in ((39, False), (40, True)):
+        state = TrainState({}, (), jnp.int32(step), jax.random.key(0), (), {})
+        assert bool(online.remember(state, None, None, None)["own"]) is own
+    scale = {name: dataclasses.replace(rlgf.Settings(), **changes) for name, changes in rlgf.ARMS.items()}
+    assert {name: s.before(s) for name, s in scale.items() if s.before(s)} == {"d2lols": 20}
     lols = _parts(own=0.8)[0]
     tossed = [
         lols.remember(

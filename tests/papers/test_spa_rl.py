@@ -14,6 +14,7 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import errands, progress_estimator
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.returns import gae_advantages
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
 from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.rollout.keys import sample_keys
@@ -124,11 +125,15 @@ def test_the_oracle_pays_for_sub_goals():
 def test_walking_outweighs_the_task_at_the_papers_weight_alone():
     """What a whole episode that leads nowhere is paid for its steps, beside 1 for the task."""
     base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
-    most = {name: s.grounding * errands.make_errands().turns for name, s in arms.resolve(spa_rl, base, ()).items()}
+    given = {name: s.times * s.grounding for name, s in arms.resolve(spa_rl, base, ()).items()}
+    assert (given["spa"], given["beta_10"], given["strong"]) == (0.01, 0.1, 0.5)
+    most = {name: beta * errands.make_errands().turns for name, beta in given.items()}
     assert {name for name, paid in most.items() if paid == 0} == {"ppo", "no_grounding"}
     assert {name for name, paid in most.items() if paid >= 0.25} == {"beta_10", "strong"}
     assert 1 < most["beta_10"] < most["strong"]
     assert spa_rl.Settings().grounding == 0.5 and base.grounding <= 0.01
+    scale = {name: s.times * s.grounding for name, s in arms.resolve(spa_rl, spa_rl.Settings(), ()).items()}
+    assert (scale["spa"], scale["beta_10"], scale["strong"]) == (0.5, 5.0, 25.0)
 
 
 def test_credit_is_half_where_nothing_is_told_apart_and_one_for_the_oracle(monkeypatch):
@@ -169,11 +174,21 @@ def test_a_second_model_is_there_only_where_it_is_fitted(monkeypatch):
     monkeypatch.setattr(spa_rl.multi_turn_plan, "hosted", lambda settings, **parts: given.update(parts) or opened)
     base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
     for name, settings in arms.resolve(spa_rl, base, ()).items():
+        if name == "oracle":
+            continue
         given.clear()
         plan = spa_rl.build(dataclasses.replace(settings, data="webshop:none"))
         fitted = settings.attribute is spa_rl.learned
         assert (given["start"] is progress_estimator.with_estimator, "told" in given) == (fitted, fitted), name
         assert len(plan.stages) == 1 + fitted, name
+
+
+def test_the_oracle_of_rows_of_ones_own_is_refused():
+    """Identities there are hashes of texts: what is left of them would be paid as if it were a place."""
+    settings = dataclasses.replace(spa_rl.Settings(), **spa_rl.ARMS["oracle"], data="webshop:none")
+    said = "--data webshop:none: arm oracle .* give --arm ppo spa no_grounding grounding_only uniform beta_10 strong$"
+    with pytest.raises(UserError, match=said):
+        spa_rl.build(settings)
 
 
 @pytest.mark.slow

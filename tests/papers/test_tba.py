@@ -86,6 +86,13 @@ def _marks(pool):
     return pool.trajectories.problem_ids[::SIZE].tolist()
 
 
+def test_a_constant_beta_does_not_fall_with_a_model_of_ones_own_either():
+    for base in (tba.Settings(), dataclasses.replace(tba.Settings(), **tba.EMBEDDED)):
+        given = dataclasses.replace(base, **tba.ARMS["constant"])
+        found = [float(tba.beta_at(given, jnp.int32(k))) for k in (0, base.steps // 2, base.steps)]
+        assert found == [float(np.float32(0.02))] * 3
+
+
 def test_the_ring_keeps_the_newest_groups():
     ring = replay.empty_replay(3, SIZE, WIDTH, jax.random.key(0))
     ring = replay.stored(ring, *_rollout(1, 2), SIZE)

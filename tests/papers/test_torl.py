@@ -1,5 +1,7 @@
 """ToRL: rewards with a price on failed code, a calculator that answers expressions, and what of it is trained on."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from experiments.agents import torl
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.keys import sample_keys
@@ -133,3 +136,16 @@ def test_the_arm_without_a_tool_begins_from_a_base_that_calls_nothing():
         rows = jax.jit(lambda key, arena=arena: arenas.play(arena, key, 16))(jax.random.key(0))
         first = np.asarray(rows.tokens[:, calculator.WRITTEN + 1])
         assert bool((first < calculator.FIRST_ANSWER).any()) is calls
+
+
+def test_calls_that_nobody_answers_are_of_the_embedded_world(monkeypatch):
+    """With rows of one's own both arms without calls would be one program, which is told of no tool."""
+    opened = []
+    monkeypatch.setattr(torl.multi_turn_plan, "hosted", lambda settings, **parts: opened.append(settings.calls))
+    given = arms.resolve(torl, dataclasses.replace(torl.Settings(), data="rows.jsonl"), ())
+    said = "^--data rows.jsonl: .* give --arm no_tool torl two_calls penalty outputs_too, without --calls$"
+    with pytest.raises(UserError, match=said):
+        torl.own(given["unheard"])
+    for name in ("no_tool", "torl", "two_calls", "penalty", "outputs_too"):
+        torl.own(given[name])
+    assert opened == [0, 1, 2, 1, 1]
