@@ -143,11 +143,16 @@ def whole(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
 
 
 def in_parts(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
-    """An iteration writes ``budget`` tokens of a response; what has not ended goes on in the next."""
+    """An iteration writes ``budget`` tokens of a response; what has not ended goes on in the next.
+
+    Raises:
+      UserError: for a sampler or an order of prompts that a group which waits would mislead.
+    """
     if settings.sampler is not make_uniform:  # easy_first draws by samplers of its own
         # the outcome of a group that waited would be told to the sampler as that of the prompt drawn in its place
         raise UserError("a rollout in parts needs prompts drawn uniformly and at once; leave sampler and order")
-    return partial_rollouts.make_partial_rollout(settings, bench, budget=settings.budget)
+    budget = settings.budget or max(1, settings.max_new_tokens // 3)
+    return partial_rollouts.make_partial_rollout(settings, bench, budget=budget)
 
 
 def every_token(estimate: Callable) -> Callable:
@@ -178,7 +183,7 @@ class Settings(recipes.OnlineSettings):
     short_problems: int = 2048  # prompts that long2short samples from
     write: Callable[..., tuple[dict, Callable]] = whole  # slots and extras of the rollout
     train_on: Callable[[Callable], Callable] = every_token
-    budget: int = 8192  # tokens of a response in an iteration, where it is written in parts
+    budget: int = 0  # tokens of a response in an iteration, where it is written in parts; 0: a third of the most
 
 
 EMBEDDED = {

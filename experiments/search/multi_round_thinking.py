@@ -21,7 +21,8 @@ Measure:   held-out Countdown with three numbers, where an answer is checked by 
            where it is right and replaces where it is wrong. No learning rate belongs to the method, so that none is
            tuned; tokens of all rounds in the table. The bed is invalid unless keep gains 0.05, once solves 0.15, and
            twice is right behind 0.8 of the right answers that it is shown (second/kept).
-Run:       python -m experiments.search.multi_round_thinking; with --model DIR --data FILE --chat on your own
+Run:       python -m experiments.search.multi_round_thinking; on your own with --model DIR --data FILE --chat --arm once
+           twice four again anothers keep vote tuned, for the arms on chains are of the bundled models
 """
 
 import dataclasses
@@ -29,7 +30,8 @@ from collections.abc import Callable
 
 from experiments.search.parts import rounds
 from jaxrl_llm import experiment
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.run import bench
 
 
@@ -79,8 +81,25 @@ BED = experiment.Bed(
 )
 
 
+def check_chains(settings: Settings) -> None:
+    """Refuses chains where a model or rows of one's own are asked for: an arm on chains never reads the rows.
+
+    Raises:
+      UserError: naming the arms that do.
+    """
+    own = settings.format != Settings.format or settings.verifier or settings.chat
+    if arms.bundled(settings.model) and not own:
+        return
+    if all(getattr(settings, name) == value for name, value in FORWARD.items()):
+        named = [name for name, changes in ARMS.items() if changes.items() >= FORWARD.items()]
+        rest = " ".join(name for name in ARMS if name not in named)
+        raise UserError(f"arms {', '.join(named)} are on the chains of the bundled models and read no rows of your "
+                        f"own; give --arm {rest}")  # fmt: skip
+
+
 def build(settings: Settings) -> experiment.Plan:
     """No training: rounds over the held-out problems, judged in Python."""
+    check_chains(settings)
     found, samples = recipes.bench(settings), settings.eval_samples
     play = rounds.make_rounds(
         settings, bench.heldout_problems(settings), found.heldout_score, number=settings.rounds, samples=samples,

@@ -129,6 +129,16 @@ def _partial(**changes):
     return dataclasses.replace(settings, **kimi_k15.ARMS["partial"], **changes)
 
 
+def test_the_budget_of_a_part_is_a_third_of_the_most_tokens_where_none_is_given(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        partial_rollouts, "make_partial_rollout", lambda settings, bench, budget: given.append(budget) or ({}, None)
+    )
+    for changes in ({}, {"max_new_tokens": 8}, {"max_new_tokens": 2}, {"budget": 7}):
+        kimi_k15.in_parts(dataclasses.replace(kimi_k15.Settings(max_new_tokens=3000), **changes), None)
+    assert given == [1000, 2, 1, 7] and kimi_k15.EMBEDDED["budget"] == 24
+
+
 def test_parts_of_a_rollout_wait_for_their_group_and_are_the_whole():
     """At a rate of 0 what trains in the end is, token for token, what one rollout draws from the same keys."""
     settings = _partial()

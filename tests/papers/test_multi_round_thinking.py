@@ -139,6 +139,25 @@ def test_right_answers_that_are_kept():
     assert rounds.figures(played, played[1].right, 2)["second/kept"] == 0.0
 
 
+def test_arms_on_chains_are_refused_where_a_model_or_rows_are_ones_own():
+    said = (
+        "^arms forward_once, forward_twice, forward_whole are on the chains of the bundled models and read no rows of "
+        "your own; give --arm once twice four again anothers keep vote tuned$"
+    )
+    base = dataclasses.replace(multi_round_thinking.Settings(), data="rows.jsonl")
+    for own in ({"model": "a/folder"}, {"chat": True}, {"format": "gsm8k"}, {"verifier": "number"}):
+        given = arms.resolve(multi_round_thinking, dataclasses.replace(base, **own), ())
+        for name in ("forward_once", "forward_twice", "forward_whole"):
+            with pytest.raises(UserError, match=said):
+                multi_round_thinking.build(given[name])
+        for name in ("once", "twice", "vote", "tuned"):
+            assert given[name].data == "rows.jsonl"
+            multi_round_thinking.check_chains(given[name])
+    embedded = arms.preset(multi_round_thinking, smoke=True, model="nano")
+    for one in arms.resolve(multi_round_thinking, embedded, ()).values():
+        multi_round_thinking.check_chains(one)
+
+
 def test_wrong_numbers_of_rounds_are_refused(settings):
     with pytest.raises(UserError, match="--rounds 0 must be at least 1"):
         rounds.make_rounds(settings, [PROBLEM], lambda rows: rows, number=0, samples=1)
