@@ -398,10 +398,10 @@ def _by_texts(
 def exported(rows: Rows, params: Params) -> tuple[parts.Model, Params] | None:
     """The model and the weights to write into a folder, with an adapter those of its base beside it.
 
-    They are the part ``policy`` of the parameters, or all of them; None where neither is a model of these rows, as
-    that of an arm with numbers of its own beside the weights.
+    They are the part ``policy`` of the parameters, the part ``judge`` where a judge alone is trained, or all of them;
+    None where that is no model of these rows, as of an arm with numbers of its own beside the weights.
     """
-    policy = params["policy"] if "policy" in params else model_part(params)
+    policy = next((params[name] for name in ("policy", "judge") if name in params), model_part(params))
     if jax.tree.structure(policy) != jax.tree.structure(rows.model.params):
         return None
     if rows.loaded is None or rows.loaded.params.keys() == rows.model.params.keys():

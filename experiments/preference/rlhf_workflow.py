@@ -32,6 +32,7 @@ from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_judges, varied_lengths
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.curriculum import pairs as pair_choice
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
@@ -106,7 +107,14 @@ def measure(task: Preferences, judge: str, params, key):
 
 
 def build(settings: Settings, task: Preferences = varied_lengths.STRINGS) -> experiment.Plan:
-    """``rounds`` stages of DPO, each on pairs of its own."""
+    """``rounds`` stages of DPO, each on pairs of its own.
+
+    Raises:
+      UserError: for a number of rounds among which the budget of all arms cannot be divided.
+    """
+    if settings.rounds < 1 or ROUNDS % settings.rounds:
+        raise UserError(f"--rounds {settings.rounds}: prompts and updates of {ROUNDS} rounds are the budget of every "
+                        f"arm; give 1 or {ROUNDS}")  # fmt: skip
 
     def loss(params, extras, batch):
         prompts, *both, won, lost, kept = batch

@@ -99,6 +99,12 @@ class Graded(NamedTuple):
     outcome_model: Any
 
 
+def beside(stage: experiment.Stage, more: Callable[..., dict[str, Any]]) -> experiment.Stage:
+    """The stage with more in the extras of its state."""
+    before = stage.extras
+    return stage._replace(extras=lambda params, key: before(params, key) | more(params, key))
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage, then PPO on success and the arm's rewards of steps."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
@@ -124,14 +130,10 @@ def build(settings: Settings) -> experiment.Plan:
     train = experiment.Stage(online, settings.steps, kept)
     if settings.learned_from:
         fit = progress_verifier.make_step_model(settings, prompts=settings.learned_from, most=most)
-        train = train._replace(
-            extras=lambda params, key: kept(params, key) | Judged(fit(params["model"], key))._asdict()
-        )
+        train = beside(train, lambda params, key: Judged(fit(params["model"], key))._asdict())
     if settings.outcome_from:
         grade = progress_verifier.make_outcome_model(settings, prompts=settings.outcome_from)
-        train = train._replace(
-            extras=lambda params, key: kept(params, key) | Graded(grade(params["model"], key))._asdict()
-        )
+        train = beside(train, lambda params, key: Graded(grade(params["model"], key))._asdict())
     stages = [warm._replace(method=step_labels.of_model(warm.method)), train]
     plan = step_labels.make_step_plan(settings, found, stages)
     return recipes.with_heads(found, plan, value=1)

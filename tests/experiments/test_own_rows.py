@@ -171,7 +171,8 @@ def test_the_policy_of_own_rows_is_exported_with_its_base(own, tmp_path):
     plan = text_rows.finish(rows)(experiment.Plan(lambda key: {}, (), lambda params, key: {}))
     moved = jax.tree.map(lambda x: x + 1, rows.model.params)
     beside = {"reference": rows.model.params, "value": jnp.ones(3)}
-    for params in ({"policy": moved} | beside, {"model": moved} | beside, moved):
+    judged = ({"judge": moved, "meta": jnp.ones(3)}, {"policy": moved, "judge": rows.model.params})
+    for params in ({"policy": moved} | beside, {"model": moved} | beside, moved, *judged):
         model, found = plan.exported(params)
         assert model.folder == rows.model.folder and found is moved
     assert plan.exported({"policy": moved | {"steer": jnp.ones(3)}} | beside) is None

@@ -71,6 +71,18 @@ def test_a_head_fits_labels_as_a_regression_in_numpy_does():
     np.testing.assert_allclose(np.r_[found.weight, found.bias], theta, rtol=0, atol=left)
 
 
+def test_both_learned_models_are_kept_where_both_are_asked_for():
+    base = effective_reward.EMBEDDED | effective_reward.SMOKE | {"orm": 0.2}
+    for asked, kept in (
+        ({"learned_from": 4}, {"step_model"}), ({"outcome_from": 4}, {"outcome_model"}),
+        ({"learned_from": 4, "outcome_from": 4}, {"step_model", "outcome_model"}),
+        ({"learned_from": 4, "outcome_from": 4, "kl_weight": 0.1}, {"step_model", "outcome_model", "reference"}),
+    ):  # fmt: skip
+        plan = effective_reward.build(dataclasses.replace(effective_reward.Settings(), **base | asked))
+        params = jax.eval_shape(plan.init, jax.random.key(0))
+        assert set(jax.eval_shape(plan.stages[1].extras, params, jax.random.key(1))) == kept
+
+
 @pytest.mark.slow
 def test_a_learned_step_model_tells_right_steps_of_new_samples_from_wrong_ones():
     settings = recipes.OnlineSettings(levels=(2,), train_problems=192, eval_problems=4, max_new_tokens=24)

@@ -15,6 +15,7 @@ from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.preference import mpo, pairwise_rl, rlhf_workflow, robust_rlhf, rpo, safe_constraints, salsa, trpa, u2a
 from experiments.preference.parts import constraints, knights, noisy_ranker, pair_judges, pair_sources, varied_lengths
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.losses import preference
@@ -361,6 +362,16 @@ def test_files_without_a_record_measure_as_the_standard_has_it(module):
     task = toy.STRINGS
     assert module.build(module.Settings()).measure.keywords == {"evaluated": 512}
     assert preference_strings.evaluated(task._replace(world=task.world._replace(start=dict))) == 64
+
+
+def test_rounds_that_do_not_divide_the_budget_are_refused():
+    smoke = arms.preset(rlhf_workflow, smoke=True, model="nano")
+    for rounds in (0, 2, 4):
+        with pytest.raises(UserError, match=f"^--rounds {rounds}: .*; give 1 or 3$"):
+            rlhf_workflow.build(dataclasses.replace(smoke, rounds=rounds))
+    for rounds, steps in ((1, [3]), (3, [1, 1, 1])):
+        plan = rlhf_workflow.build(dataclasses.replace(smoke, rounds=rounds))
+        assert [stage.steps for stage in plan.stages] == steps
 
 
 def test_a_token_of_own_rows_costs_nothing():
