@@ -6,17 +6,20 @@ Claim:     trained end to end, summaries let an agent solve as much with a small
            more than with the same context and none; more summaries at test time than in training help further.
 Equations: after a turn with more than L tokens in context the policy writes a summary z and goes on from prompt and z,
            at most S times; A_i = (R_i - mean) / std over the rollouts of a group, at all sub-trajectories of i; J = sum
-           o_i min(rho A, clip(rho, 0.8, 1.28) A) / tokens, o_i = 0 for a rollout without an answer. long: GRPO without
-           a limit, truncated: GRPO with L and S = 0, both with o_i = 1; rule: the summary is the beginning of what was
-           shown last; no_mask: o_i = 1; per_part: mean and std over sub-trajectories.
+           o_i min(rho A, clip(rho, 0.8, 1.28) A) / (sum o_i tokens), o_i = 0 for a rollout without an answer. long:
+           GRPO without a limit, truncated: GRPO with L and S = 0, both with o_i = 1; rule: the summary is the beginning
+           of what was shown last; no_mask: o_i = 1; per_part: mean and std over sub-trajectories.
 Left out:  taking out the turn that made the context too long, in the embedded world, where a page is not shown twice;
-           at scale --last-turn dropped does. S, turns and group of the paper are not known here; it had L = 65,536.
+           at scale --last-turn dropped does. Differs from the paper in that the tokens of rollouts with o_i = 0 are in
+           no denominator either, so that others weigh more where many have no answer. S, turns and group of the paper
+           are not known here; it had L = 65,536.
 Expect:    eval/more: supo > truncated, supo > rule, supo > long - 0.05; supo gains by more summaries, eval/gained > 0.
            Of no_mask and per_part nothing is claimed.
-Measure:   held-out ledgers of 1 to 8 pages, 2 in a context; trained with 2 summaries, enough for 6 pages; eval/more:
-           measured with 3, enough for all (what trains without them has none); equal episodes and updates. truncated
-           reads the 2 pages that fit, so of ledgers of 3 to 8 it can but guess: the primary part says that summaries
-           are of use, what they cost is said by supo against long, and what is in them by supo against rule.
+Measure:   ledgers of 1 to 8 pages, 2 in a context, drawn apart from the 512 that train, from a space so small that 48
+           of the 64 are read there, too; trained with 2 summaries, enough for 6 pages; eval/more: measured with 3,
+           enough for all (what trains without them has none); equal episodes and updates. truncated reads the 2 pages
+           that fit, so of ledgers of 3 to 8 it can but guess: the primary part says that summaries are of use, what
+           they cost is said by supo against long, and what is in them by supo against rule.
 Run:       python -m experiments.agents.supo; at scale --model DIR --data FILE --tools search=CORPUS.jsonl
 """
 

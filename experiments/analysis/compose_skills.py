@@ -100,7 +100,7 @@ def build(settings: Settings, task: skills.Skills = skills.FUNCTIONS) -> experim
 def claim(results: experiment.Results) -> experiment.Claim:
     """RL on two functions composes three unseen ones; single functions or imitation of the same do not teach it."""
     parts = [experiment.greater(results, "level3/heldout", "rl_2", other) for other in ("rft_2", "rl_1", "none")]
-    deep = [experiment.greater(results, "level8/heldout", "rl_2", other) for other in ("rft_2", "rl_1")]
+    deep = [experiment.greater(results, "level8/heldout", "rl_2", other) for other in ("rft_2", "rl_1", "none")]
     moved = experiment.greater(results, "sums2/accuracy", "rl_2", "rl_1")
     kept = experiment.greater(results, "level1/heldout", "rl_2", "none", by=-0.03)
     return experiment.conclude(" ".join(claim.__doc__.split()), *parts, *deep, moved, kept)

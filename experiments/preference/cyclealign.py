@@ -11,8 +11,9 @@ Equations: rankings rho_b of the black box and rho_w by length-normalised log-pr
 Left out:  a language model as black box that is shown D: each question waits for the examples of the last one, 512 of
            them in a row. The ranking is the true one with noise of deviation 4 (1 - 0.9 q), q the mean quality of D
            (right less wrong pairs over all): worthless or misleading examples help nothing. Over rows of one's own the
-           noise is in units of the judge's deviation; a model that judges (--rater, --judge-model) errs by
-           itself, is shown no examples and gets no noise, so that the arms differ in their losses alone.
+           noise is in units of the judge's deviation; a model that judges (--rater, --judge-model) errs by itself, is
+           shown no examples and gets no noise, so that the arms differ in their losses alone. D lives for one round:
+           each of the four begins anew with the three demonstrations.
 Expect:    eval/gold at eval/kl 4: cycle > static, cycle > shuffled, cycle > white; rank/accuracy: likewise.
 Measure:   true reward of samples on fresh prompts; share of pairs that the ranker orders rightly; three responses of
            the policy and one of the data for each of 128 prompts in each of four rounds; equal updates. In the first

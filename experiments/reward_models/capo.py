@@ -14,7 +14,7 @@ Left out:  a critic larger than the policy that is asked as it is, also behind a
            of the outcome alone, whose verdict a verifier has for nothing here. Oracles err at 0.2 or not at all: the
            dose of their error between is not recorded. C, P and V are recalled from the paper, not read. Of --data the
            steps are lines, right by the results of the worked solutions.
-Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only lowest, by answers
+Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only < outcome, by answers
            with few steps; as figures beside the claim generative > generative_single and majority > equal, whose
            penalty weighs as much as a right answer.
 Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts and updates.

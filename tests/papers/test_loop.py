@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.agents import loop
-from experiments.agents.parts import apis, imitation
+from experiments.agents.parts import apis, imitation, ledger, lookup, retail, two_tools
 from experiments.agents.parts import arena as arenas
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
@@ -233,3 +233,39 @@ def test_rloo_update_by_update_spends_the_episodes_of_loop_on_as_many_updates():
     assert figures == {"loop": (1920, 960, 8), "rloo_often": (1920, 960, 2)}
     few = loop.update_by_update(dataclasses.replace(given["loop"], prompts_per_step=3, steps=10))
     assert (few.prompts_per_step, few.steps) == (1, 30)
+
+
+def _met(train, held, of):
+    """How many tasks that are measured are among those that train, by what ``of(tokens, answers)`` says of one."""
+    tables = [jax.tree.map(np.asarray, (table.tokens, table.answers)) for table in (train, held)]
+    said = [
+        [of(tokens[k].tolist(), {n: x[k].tolist() for n, x in answers.items()}) for k in range(len(tokens))]
+        for tokens, answers in tables
+    ]
+    return sum(one in said[0] for one in said[1])
+
+
+def _of_shop(tokens, task):
+    at = task["order"]
+    return (at, task["prices"][at]) if task["cancel"] else (at, task["sizes"][at], task["size"], task["final"])
+
+
+def _of_table(tokens, task):
+    once = task["table"][task["start"]]
+    return (task["hops"], task["start"], once, task["table"][once] if task["hops"] == 2 else None)
+
+
+def test_tasks_that_are_measured_are_met_in_training_as_often_as_is_said():
+    """Both tables are drawn by themselves, from small spaces: their files give these numbers under Measure."""
+    tools = two_tools.make_two_tools(alone=2 / 3)
+    told = {
+        "loop": (apis.make_apis(), lambda tokens, task: (tokens, task)),
+        "supo": (ledger.make_ledger(), lambda tokens, task: task["amounts"][: task["pages"]]),
+        "tool_star": (tools, lambda tokens, task: (tokens, [task["table"][x] for x in task["asked"] if x < 6])),
+        "mua_rl": (retail.to_train(retail.make_retail()), _of_shop),
+        "igpo, whole": (lookup.make_lookup(), lambda tokens, task: (tokens, task)),
+        "igpo": (lookup.make_lookup(), _of_table),
+    }
+    assert {name: _met(arena.train, arena.heldout, of) for name, (arena, of) in told.items()} == {
+        "loop": 142, "supo": 48, "tool_star": 28, "mua_rl": 45, "igpo, whole": 5, "igpo": 60,
+    }  # fmt: skip

@@ -109,7 +109,10 @@ class Skill(NamedTuple):
 
 @lru_cache(maxsize=4)
 def make_ledger(skill: Skill = Skill()) -> arenas.Arena:
-    """A decoder of two layers, 512 ledgers to train on; ``Skill(1.0, 1.0)`` makes no mistake."""
+    """A decoder of two layers, 512 ledgers to train on; ``Skill(1.0, 1.0)`` makes no mistake.
+
+    The 64 that are measured are drawn by themselves: the pages of 48 are those of one that trains.
+    """
 
     def behave(state: Ledger, key: Key) -> Array:
         first, second = jax.random.split(key)
@@ -184,7 +187,7 @@ def measure(
     samples: int,
     far: int,
 ) -> dict[str, Array]:
-    """Success on held-out ledgers with the context of training, and with one of more summaries.
+    """Success on the ledgers that are measured with the context of training, and with one of more summaries.
 
     ``eval/far``: with more summaries, ledgers of more than ``far`` pages. ``eval/context``: tokens seen at once, of the
     longest ones. ``eval/overlong``: episodes without an answer. ``eval/right_summaries``: of those that were written.

@@ -38,6 +38,9 @@ def make_split_estimate(
 
     A rollout in one piece is the same as without: the other rows are padding, and in no sum.
 
+    Differs from "Scaling LLM Multi-turn RL with End-to-end Summarization-based Context Management", arXiv:2510.06727,
+    in that rollouts that ``keep`` leaves out are in no denominator; there their tokens count in it.
+
     Args:
       advantages: ``(rewards [B], group_ids [B], present [B, most]) -> [B, most]``, for example
         ``turns.shared_advantages``.

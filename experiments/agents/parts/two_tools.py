@@ -167,6 +167,9 @@ def make_two_tools(
 ) -> Arena:
     """A decoder of two layers and 512 questions to train on.
 
+    The 64 that are measured are drawn by themselves: with two of three ``alone``, 28 of them ask what one that trains
+    asks, of the same entries.
+
     Args:
       turns: one more than the calls that an episode may have.
       diligence: chance that the behaviour to imitate gives the expression to the calculator; else it guesses, or says

@@ -77,7 +77,8 @@ def build(
     estimated: dict[str, Any] | None = None,
     **slots: Any,
 ) -> Plan:
-    """Plain REINFORCE with ``A = r - mean of the group``, one update a rollout, without KL, clipping or length terms.
+    """Plain REINFORCE with ``A = (r - mean) / std`` of the group, one update a rollout, without KL, clipping or length
+    terms.
 
     Args:
       score: in the place of the bench's; the measurement keeps the true one.

@@ -89,7 +89,10 @@ def shuffled(black: Array, white: Array, key: Key) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=8)
 def make_rows(task: Preferences, prompts: int, example: Callable):
-    """Ranked candidates; the ranker meets the prompts one after another and remembers its last examples."""
+    """Ranked candidates; the ranker meets the prompts one after another and remembers its last examples.
+
+    Every call begins anew with the demonstrations: no round hands its examples on to the next.
+    """
 
     def rows(params, key):
         asked, given = task.draw_behaviour(jax.random.fold_in(key, 0), prompts)
