@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.data import databases
 from jaxrl_llm.data.boxed import last_boxed
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.sources import Malformed, Row, mixture, proportioned, read, sift
+from jaxrl_llm.data.sources import Malformed, Row, columnar, mixture, proportioned, read, sift
 from jaxrl_llm.errors import DataError
 
 BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -24,7 +24,7 @@ BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
 class Format(NamedTuple):
     """``columns`` a row must have, how they become a problem, and the verifier of its answers; "": it has none.
 
-    ``make`` finds one more column, ``folder``: where the source lies.
+    ``make`` finds two more columns: ``folder``, where the source lies, and ``columnar``, see ``sources.columnar``.
     """
 
     columns: tuple[str, ...]
@@ -157,13 +157,25 @@ def math(columns: dict[str, Any]) -> Problem:
     )
 
 
+def _whole(value: Any, name: str) -> int:
+    """A whole number, or its text; a fraction is not cut off: it would be another answer.
+
+    >>> _whole("073", "answer"), _whole(16.0, "target")
+    (73, 16)
+    """
+    found = int(value)
+    if not isinstance(value, str) and found != value:
+        raise ValueError(f"{name} is {value!r}, no whole number; give one or drop the row")
+    return found
+
+
 def aime(columns: dict[str, Any]) -> Problem:
     """AIME and its like: ``problem`` and a whole number as ``answer``.
 
     >>> aime({"problem": "?", "answer": "073"}).answer["value"]
     '73'
     """
-    return _problem(columns["problem"] + BOXED, str(int(columns["answer"])))
+    return _problem(columns["problem"] + BOXED, str(_whole(columns["answer"], "answer")))
 
 
 def countdown(columns: dict[str, Any]) -> Problem:
@@ -172,7 +184,8 @@ def countdown(columns: dict[str, Any]) -> Problem:
     >>> countdown({"nums": [3, 5, 2], "target": 16}).answer["numbers"]
     [3, 5, 2]
     """
-    numbers, target = [int(n) for n in _listed(columns["nums"], "nums", object)], int(columns["target"])
+    numbers = [_whole(n, "nums") for n in _listed(columns["nums"], "nums", object)]
+    target = _whole(columns["target"], "target")
     prompt = (
         f"Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic "
         "operations (+, -, *, /) and each number exactly once. Put the expression inside <answer> </answer> tags, for "
@@ -271,9 +284,24 @@ def with_tools(text: str, declarations: Sequence[Mapping[str, Any]]) -> str:
     return f"{text}\n\n{said}" if text else said
 
 
-def _objects(value: Any, name: str, needs: Sequence[str]) -> list[dict[str, Any]]:
-    """A list of objects, or the JSON text of one."""
-    found = json.loads(value) if isinstance(value, str) else value
+def _without_nulls(value: Any) -> Any:
+    """A value whose objects, at any depth, have no key of null.
+
+    >>> _without_nulls([{"city": "Bonn", "a": None, "more": {"b": None}}, None])
+    [{'city': 'Bonn', 'more': {}}, None]
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(x) for key, x in value.items() if x is not None}
+    return [_without_nulls(x) for x in value] if isinstance(value, list) else value
+
+
+def _objects(value: Any, name: str, needs: Sequence[str], *, filled: bool) -> list[dict[str, Any]]:
+    """A list of objects, or the JSON text of one.
+
+    Args:
+      filled: objects that are no text have a null where they have no such key, but others of the source have.
+    """
+    found = json.loads(value) if isinstance(value, str) else _without_nulls(value) if filled else value
     if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
         raise ValueError(f"{name} is no list of objects")
     for k, x in enumerate(found):
@@ -309,7 +337,7 @@ def calls(columns: dict[str, Any]) -> Problem:
     """Calls of tools: ``query`` (or ``prompt``), ``tools`` and ``answers`` (or ``calls``), lists or their JSON text.
 
     As xLAM's function-calling rows, or with OpenAI's declarations. Without a call in ``answers`` the right response
-    makes none.
+    makes none. Of objects that Parquet or Arrow hold a null is an absent key; a null that is meant is in JSON text.
 
     >>> row = {"query": "Bonn?", "tools": '[{"name": "weather", "parameters": {"city": {"type": "string"}}}]'}
     >>> calls(row | {"answers": '[{"name": "weather", "arguments": {"city": "Bonn"}}]'}).answer["calls"]
@@ -319,8 +347,10 @@ def calls(columns: dict[str, Any]) -> Problem:
                      for names in (("query", "prompt"), ("answers", "calls")))  # fmt: skip
     if asked is None or wanted is None:
         raise ValueError("lacks query (or prompt), or answers (or calls)")
-    tools = [_declaration(tool, k) for k, tool in enumerate(_objects(columns["tools"], "tools", ()))]
-    right, known = _objects(wanted, "answers", ("name", "arguments")), {t["function"]["name"] for t in tools}
+    filled = bool(columns.get("columnar"))
+    tools = [_declaration(tool, k) for k, tool in enumerate(_objects(columns["tools"], "tools", (), filled=filled))]
+    right = _objects(wanted, "answers", ("name", "arguments"), filled=filled)
+    known = {t["function"]["name"] for t in tools}
     for k, call in enumerate(right):
         if call["name"] not in known or not isinstance(call["arguments"], dict):
             raise ValueError(f"answers[{k}] calls {call['name']!r}, which is no tool of the row, or without arguments")
@@ -615,7 +645,8 @@ def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tup
 
         def make(columns: dict[str, Any]) -> Problem:
             rest = {name: value for name, value in columns.items() if name not in chosen.columns}
-            return chosen.make(columns | {"folder": folder})._replace(row=rest or None)
+            more = {"folder": folder, "columnar": columnar(source)}
+            return chosen.make(columns | more)._replace(row=rest or None)
 
         return _convert(source, chosen.columns, make, bad_rows)
 

@@ -104,17 +104,24 @@ def _arrow():
 
 
 def parquet(path: pathlib.Path) -> Iterator[Row | Malformed]:
-    """The rows of a Parquet file, a batch at a time."""
+    """The rows of a Parquet file, a batch at a time.
+
+    Raises:
+      DataError: for a file that is none, or a part of it that cannot be read.
+    """
     arrow = _arrow()
     try:
         file = arrow.parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is no readable Parquet file: {error}") from error
     number = 0
-    for batch in file.iter_batches(1024):
-        for columns in batch.to_pylist():
-            number += 1
-            yield Row(f"{path}: row {number}", columns)
+    try:
+        for batch in file.iter_batches(1024):
+            for columns in batch.to_pylist():
+                number += 1
+                yield Row(f"{path}: row {number}", columns)
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is damaged behind row {number}: {error}; fetch the file again") from error
 
 
 def saved_dataset(folder: pathlib.Path, split: str) -> Iterator[Row | Malformed]:
@@ -182,6 +189,15 @@ def _text(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_text(x) for x in value]
     return _text(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def columnar(spec: str) -> bool:
+    """Whether a source keeps columns, as Arrow does: absent keys of an object that others have come out as nulls.
+
+    >>> columnar("rows.parquet"), columnar("rows.jsonl")
+    (True, False)
+    """
+    return pathlib.Path(spec).suffix not in (".jsonl", ".json", ".csv", ".tsv")
 
 
 def rows(spec: str) -> Iterator[Row | Malformed]:

@@ -59,11 +59,6 @@ def _no_number(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_float=_number, parse_constant=_no_number)
 
 
-def _deep(value: Any, left: int = schemas.DEEPEST) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return left < 0 or any(_deep(part, left - 1) for part in parts)
-
-
 def _decoded(text: str, start: int) -> tuple[Any, int]:
     """The JSON value at a place of a text, and where it ends.
 
@@ -74,7 +69,7 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
         value, end = _DECODER.raw_decode(text, start)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if _deep(value):
+    if schemas.deep(value):
         raise ValueError("nested too deeply")
     json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair cannot be sent to anyone
     return value, end

@@ -87,11 +87,22 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
+def deep(value: Any, left: int = DEEPEST) -> bool:
+    """Whether a JSON value is nested deeper than ``left``, which no tool needs and recursion may not survive.
+
+    >>> deep([[1]]), deep([[1]], 1)
+    (False, True)
+    """
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return left < 0 or any(deep(part, left - 1) for part in parts)
+
+
 def problem(value: Any, schema: Any, *, at: str = "arguments") -> str:
     """What is wrong with a JSON value by a schema, in one line with the place; empty where nothing is.
 
     Checked are types, properties, items, enumerations, bounds of numbers, lengths, combinations and references within
-    the schema. Whatever else it says (``pattern``, ``format``, ...) is not: a pattern may need unbounded time.
+    the schema. Whatever else it says (``pattern``, ``format``, ...) is not: a pattern may need unbounded time. Nor is a
+    keyword of another type than it has (``"maximum": "10"``): it says nothing of any value.
 
     >>> schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     >>> problem({"n": "3"}, schema)
@@ -115,13 +126,13 @@ def _problem(value: Any, schema: Any, at: str, root: Any, left: list[int], depth
         return found
     if "$ref" in schema:
         found = within(value, _referred(root, str(schema["$ref"])), at)
-    for inner in schema.get("allOf", ()):
+    for inner in _told(schema, "allOf", list) or ():
         found = found or within(value, inner, at)
-    if not found and "anyOf" in schema:
-        every = [within(value, inner, at) for inner in schema["anyOf"]]
+    if not found and (forms := _told(schema, "anyOf", list)) is not None:
+        every = [within(value, inner, at) for inner in forms]
         found = "" if "" in every else f"{at}: {shortened(value)} fits no alternative: {'; '.join(every)[:200]}"
-    if not found and "oneOf" in schema:
-        fits = sum(not within(value, inner, at) for inner in schema["oneOf"])
+    if not found and (forms := _told(schema, "oneOf", list)) is not None:
+        fits = sum(not within(value, inner, at) for inner in forms)
         found = "" if fits == 1 else f"{at}: {shortened(value)} fits {fits} alternatives instead of one"
     if found:
         return found
@@ -147,36 +158,46 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, KINDS[kind])
 
 
+def _told(schema: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
+    """What a schema says under a keyword; None where it says nothing of the type that the keyword has."""
+    told = schema.get(key)
+    return told if isinstance(told, kind) and not isinstance(told, bool) else None
+
+
 def _own(value: Any, schema: Mapping[str, Any], at: str) -> str:
     """What a schema says of the value itself."""
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    kinds = _told(schema, "type", (str, list)) or []
+    kinds = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if isinstance(kind, str)]
     if kinds and not any(_is(value, k) for k in kinds):
         return f"{at}: {shortened(repr(value))} is no {' or '.join(kinds)}"
-    if "enum" in schema and not any(same(value, x) for x in schema["enum"]):
-        return f"{at}: {shortened(repr(value))} is none of {shortened(schema['enum'], 200)}"
+    choices = _told(schema, "enum", list)
+    if choices is not None and not any(same(value, x) for x in choices):
+        return f"{at}: {shortened(repr(value))} is none of {shortened(choices, 200)}"
     if "const" in schema and not same(value, schema["const"]):
         return f"{at}: {shortened(repr(value))} is not {shortened(repr(schema['const']))}"
     sizes = {"maxLength": str, "minLength": str, "maxItems": list, "minItems": list}
     for key, kind in sizes.items():
-        if key in schema and isinstance(value, kind):
-            over = len(value) > schema[key] if key.startswith("max") else len(value) < schema[key]
+        bound = _told(schema, key, (int, float))
+        if bound is not None and isinstance(value, kind):
+            over = len(value) > bound if key.startswith("max") else len(value) < bound
             if over:
-                return f"{at}: length {len(value)} is {'above' if key.startswith('max') else 'below'} {schema[key]}"
+                return f"{at}: length {len(value)} is {'above' if key.startswith('max') else 'below'} {bound}"
     if isinstance(value, int | float) and not isinstance(value, bool):
         for key, beyond in BEYOND.items():
-            if key in schema and beyond(value, schema[key]):
-                return f"{at}: {shortened(repr(value))} is beyond {key} {schema[key]}"
+            bound = _told(schema, key, (int, float))
+            if bound is not None and beyond(value, bound):
+                return f"{at}: {shortened(repr(value))} is beyond {key} {bound}"
     return ""
 
 
 def _parts(value: Any, schema: Mapping[str, Any], at: str, within: Callable[..., str]) -> str:
     """What a schema says of the parts of an object or array."""
     if isinstance(value, dict):
-        missing = [k for k in schema.get("required", ()) if k not in value]
+        needed = _told(schema, "required", list) or ()
+        missing = [k for k in needed if isinstance(k, str) and k not in value]
         if missing:
             return f"{at}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+        known, rest = _told(schema, "properties", dict) or {}, schema.get("additionalProperties", True)
         for key, part in value.items():
             place = f"{at}.{shortened(key, 40)}"
             if key not in known and rest is False:

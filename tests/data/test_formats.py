@@ -2,6 +2,8 @@ import json
 import sqlite3
 from typing import get_args
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from jaxrl_llm.data import formats
@@ -308,6 +310,43 @@ def test_malformed_calls(tmp_path, changes, message):
         formats.read_problems(_file(tmp_path, REAL["calls"][0] | changes), layout="calls")
 
 
+def _parquet(tmp_path, rows):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def _declared(name, properties):
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "?", "parameters": schema}}
+
+
+def test_calls_of_parquet_files_are_those_that_were_written(tmp_path):
+    """Arrow gives every object of a column the keys of all of them, with nulls."""
+    rows = [
+        {"query": "Bonn?", "tools": [_declared("weather", {"city": {"type": "string", "enum": ["Bonn", "Rome"]}})],
+         "answers": [{"name": "weather", "arguments": {"city": "Bonn"}}]},
+        {"query": "2+2?", "tools": [_declared("add", {"a": {"type": "integer"}, "b": {"type": "integer"}})],
+         "answers": [{"name": "add", "arguments": {"a": 2, "b": 2}}]},
+        {"query": "When?", "tools": [_declared("time", {"city": {"type": "string"}})],
+         "answers": [{"name": "time", "arguments": {"city": "Oslo"}}]},
+    ]  # fmt: skip
+    found, _ = formats.read_problems(_parquet(tmp_path, rows), layout="calls")
+    for problem, row in zip(found, rows, strict=True):
+        assert problem.answer["calls"] == row["answers"] and problem.answer["tools"] == row["tools"]
+        assert VERIFIERS["calls"](problem.answer, problem.solution) == (1.0, True, "right")
+        assert "null" not in problem.prompt + problem.solution
+
+
+def test_nulls_of_json_are_meant(tmp_path):
+    tools = [_declared("find", {"text": {"type": "string"}, "after": {"type": ["string", "null"]}})]
+    answers = [{"name": "find", "arguments": {"text": "a", "after": None}}]
+    lines = _only(tmp_path, {"query": "?", "tools": tools, "answers": answers}, "calls")
+    text = {"query": "?", "tools": json.dumps(tools), "answers": json.dumps(answers)}
+    (columns,), _ = formats.read_problems(_parquet(tmp_path, [text]), layout="calls")
+    assert lines.answer["calls"] == columns.answer["calls"] == answers
+
+
 def _turns(*texts):
     return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
 
@@ -422,6 +461,9 @@ def test_pairs_that_say_nothing(tmp_path, layout, row, message):
     [
         ("aime", '{"problem": "?", "answer": Infinity}'),
         ("countdown", '{"nums": [1, 2], "target": -Infinity}'),
+        ("aime", '{"problem": "?", "answer": 73.5}'),
+        ("countdown", '{"nums": [3.7, 5], "target": 8}'),
+        ("countdown", '{"nums": [3, 5], "target": 8.9}'),
         ("calls", json.dumps({"query": "?", "tools": "[" * 100_000, "answers": "[]"})),
     ],
 )

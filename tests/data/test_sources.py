@@ -70,6 +70,17 @@ def test_bytes_that_are_no_text(tmp_path):
         sources.read(str(path))
 
 
+def test_a_parquet_file_that_is_damaged_within(tmp_path):
+    path = tmp_path / "rows.parquet"
+    texts = [f"{k * 2654435761 % 2**32:032x}" for k in range(3000)]
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), path)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 3 : len(raw) // 3 + 4000] = b"\xff" * 4000
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match="rows.parquet is damaged behind row 0: .*; fetch the file again"):
+        sources.read(str(path))
+
+
 def test_lines_that_exhaust_the_reader_are_unreadable_rows(tmp_path):
     """Brackets without end, and a number longer than Python reads: one row each, not the end of the run."""
     path = _file(tmp_path, '{"prompt": "a"}\n' + "[" * 200_000 + '\n{"prompt": ' + "9" * 5000 + "}\n")

@@ -60,6 +60,20 @@ def test_problems_name_the_place(value, found):
     assert schema.problem(value, BOOK) == found
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"type": None}, {"type": 3}, {"type": [None, {}]}, {"enum": None}, {"enum": "5"}, {"maximum": "10"},
+        {"exclusiveMinimum": None}, {"maxLength": "0"}, {"minItems": None}, {"required": True}, {"required": [1]},
+        {"properties": None}, {"properties": ["b"]}, {"additionalProperties": None}, {"items": None}, {"allOf": None},
+        {"anyOf": None}, {"oneOf": 1}, {"$ref": None},
+    ],
+)  # fmt: skip
+def test_keywords_of_another_type_say_nothing(told):
+    for value in (5, "x", [1], {"b": 1}, None):
+        assert schema.problem({"a": value}, {"type": "object", "properties": {"a": told}}) == ""
+
+
 def test_further_problems():
     assert "fits no alternative" in schema.problem({"city": "Bonn", "code": 3}, BOOK)
     assert schema.problem({"city": "Bonn", "hotel": 1}, BOOK).startswith(
