@@ -315,7 +315,9 @@ def gym_problems(data: str, *, train: int, heldout: int, seed: int) -> tuple[lis
     """
     held = _gym_drawn(data, heldout, 1)
     measured = {problem.identity for problem in held}
-    rows = [problem for problem in _gym_drawn(data, train, seed + 2) if problem.identity not in measured]
+    # a family draws its item i from its seed + i: seeds that lie close to one another give the same problems
+    drawn = _gym_drawn(data, train, (seed + 1) << 24)
+    rows = [problem for problem in drawn if problem.identity not in measured]
     if not rows:
         raise UserError(f"--data {data}: all {train} problems drawn are held-out ones; lower --eval-problems")
     return rows, held

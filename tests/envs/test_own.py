@@ -102,6 +102,17 @@ def test_families_of_reasoning_gym_are_rows():
         parts.load_problems("reasoning_gym:chess", train=4, heldout=4, seed=0)
 
 
+def test_rows_of_reasoning_gym_are_others_for_every_seed_and_none_is_held_out():
+    """A family draws item i from its seed + i: close seeds would give one another's problems."""
+    pytest.importorskip("reasoning_gym")
+    (one, held), (other, again) = (
+        parts.load_problems("reasoning_gym:basic_arithmetic", train=65, heldout=64, seed=seed)[:2] for seed in (0, 1)
+    )
+    shown = [{problem.identity for problem in rows} for rows in (one, other, held)]
+    assert held == again and [len(x) for x in shown] == [65, 65, 64] and len(one) == len(other) == 65
+    assert len(set.union(*shown)) == 65 + 65 + 64
+
+
 AGENTS = sorted(p.stem for p in (ROOT / "experiments" / "agents").glob("*.py") if not p.stem.startswith("_"))
 ROWS_ALONE = ("ufo", "w4s", "igpo", "curio", "torl")  # and say why
 WORDS = ["--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "90", "--max-new-tokens", "120",
