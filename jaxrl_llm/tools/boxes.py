@@ -63,7 +63,7 @@ def database_box(path: pathlib.Path) -> Toolbox:
     Raises:
       UserError: where it is no database.
     """
-    path = path.absolute()
+    path = path.resolve()  # the sandbox shows the folder of the file itself, not that of a link to it
     try:
         made = databases.schema(path)
     except ValueError as error:

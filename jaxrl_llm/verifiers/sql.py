@@ -86,11 +86,15 @@ def _open(database: str, cpu_s: float) -> sqlite3.Connection:
     return connection
 
 
-def _rows(connection: sqlite3.Connection, query: str) -> Rows:
-    rows = connection.execute(query).fetchmany(MAX_ROWS + 1)
+def _rows(connection: sqlite3.Connection, query: str) -> tuple[Rows, int]:
+    """The rows of a query, and how many columns they have or would have."""
+    asked = connection.execute(query)
+    if asked.description is None:  # a comment, or nothing at all: no rows would equal those of an empty answer
+        raise ValueError("no query")
+    rows = asked.fetchmany(MAX_ROWS + 1)
     if len(rows) > MAX_ROWS:
         raise OverflowError(f"more than {MAX_ROWS} rows")
-    return rows
+    return rows, len(asked.description)
 
 
 def _no_object(value: Any) -> int:
@@ -98,27 +102,32 @@ def _no_object(value: Any) -> int:
 
 
 def read(database: str, query: str, cpu_s: float) -> dict[str, Any]:
-    """In the sandbox: the ``rows`` of a query (by ``values.encode``), or what ``failed``."""
+    """In the sandbox: the ``rows`` of a query (by ``values.encode``) and their ``columns``, or what ``failed``."""
     try:
-        return {"rows": values.encode(_rows(_open(database, cpu_s), query), _no_object)}
+        rows, columns = _rows(_open(database, cpu_s), query)
+        return {"rows": values.encode(rows, _no_object), "columns": columns}
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         return {"failed": str(error)}
 
 
-def compare(database: str, query: str, cpu_s: float, wanted: Any, rule: str) -> dict[str, Any]:
+def compare(database: str, query: str, cpu_s: float, wanted: Any, columns: int, rule: str) -> dict[str, Any]:
     """In the sandbox: whether a query is ``right``, or what ``failed``.
 
     Args:
       wanted: encoded rows.
+      columns: of them; they tell apart what has no rows, except by ``set``.
       rule: ``set``, ``bag`` or ``ordered``.
     """
     connection = _open(database, cpu_s)
     try:
-        found = _rows(connection, query)
+        found, width = _rows(connection, query)
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         return {"failed": str(error)}
     rows = values.decode(wanted, lambda number: number)
-    right = same_set(found, rows) if rule == "set" else same_bag(found, rows, ordered=rule == "ordered")
+    if rule == "set":
+        right = same_set(found, rows)
+    else:
+        right = width == columns and same_bag(found, rows, ordered=rule == "ordered")
     return {"right": right, "rows": len(found)}
 
 
@@ -186,7 +195,7 @@ def _match(ours: list, left: list, used: frozenset, numbers: tuple[list, list], 
 
 
 def _call(function: str, database: str, *given: Any) -> Called:
-    path = pathlib.Path(database).absolute()
+    path = pathlib.Path(database).resolve()  # the folder that is shown holds the file itself, not a link to it
     if not path.is_file():
         return Called("broken", None, f"unable to open {database}: there is no such file", 0.0)
     # Spider and BIRD keep each database in a folder of its name, and these side by side
@@ -202,24 +211,31 @@ def _call(function: str, database: str, *given: Any) -> Called:
     return sandbox.call_fresh(f"{__name__}:{function}", str(path), *given)
 
 
-def run(database: str, query: str, *, cpu_s: float = CPU_S) -> Rows:
-    """The rows of a query that only reads.
-
-    Raises:
-      ValueError: for a query that is wrong, refused, returns more than ``MAX_ROWS`` rows, or exhausts its limits.
-      RuntimeError: where the sandbox fails or the database is not there.
-    """
+def _read(database: str, query: str, cpu_s: float) -> dict[str, Any]:
+    """What ``read`` gives, or the exceptions of ``run``."""
     called = _call("read", database, query, cpu_s)
     if called.status in _FAILURES:
         raise RuntimeError(called.reason)
     if called.status != "ok" or "failed" in called.value:
         raise ValueError(called.reason or called.value["failed"])
-    return values.decode(called.value["rows"], lambda number: number)
+    return called.value
+
+
+def run(database: str, query: str, *, cpu_s: float = CPU_S) -> Rows:
+    """The rows of a query that only reads.
+
+    Raises:
+      ValueError: for a query that is none, wrong, refused, returns more than ``MAX_ROWS`` rows, or exhausts its limits.
+      RuntimeError: where the sandbox fails or the database is not there.
+    """
+    return values.decode(_read(database, query, cpu_s)["rows"], lambda number: number)
 
 
 @lru_cache(maxsize=1024)
-def _wanted(database: str, query: str) -> Any:
-    return values.encode(run(database, query), _no_object)
+def _wanted(database: str, query: str) -> tuple[Any, int]:
+    """The encoded rows of a reference, and their columns."""
+    said = _read(database, query, CPU_S)
+    return said["rows"], said["columns"]
 
 
 def verify(answer: dict[str, Any], response: str) -> Verdict:
@@ -233,7 +249,7 @@ def verify(answer: dict[str, Any], response: str) -> Verdict:
     """
     database, reference = answer["database"], answer["value"]
     try:
-        wanted = _wanted(database, reference)
+        wanted, columns = _wanted(database, reference)
     except (ValueError, RuntimeError) as error:
         return Verdict(0.0, False, f"the reference fails: {error}")
     query = extract(response)
@@ -242,7 +258,7 @@ def verify(answer: dict[str, Any], response: str) -> Verdict:
     rule = answer["rule"]
     if rule == "bag" and re.search(r"\border\s+by\b", reference, re.IGNORECASE):
         rule = "ordered"
-    called = _call("compare", database, query, CPU_S, wanted, rule)
+    called = _call("compare", database, query, CPU_S, wanted, columns, rule)
     if called.status in _FAILURES:
         return Verdict(0.0, False, called.reason)
     if called.status != "ok":

@@ -7,6 +7,7 @@ import sqlite3
 import pytest
 
 from jaxrl_llm.sandbox.records import Called
+from jaxrl_llm.tools import boxes
 from jaxrl_llm.verifiers import sql
 from jaxrl_llm.verifiers.pool import VerifierPool
 
@@ -55,6 +56,9 @@ def _ask(database, reference, response, rule="bag"):
         ("SELECT name FROM people", "it cannot be known", 0.0),
         ("SELECT name FROM people", "", 0.0),
         ("SELECT name FROM people WHERE age > 90", "SELECT team FROM people WHERE age > 80", 1.0),
+        ("SELECT name FROM people WHERE age > 90", "SELECT name, age FROM people WHERE age > 90", 0.0),
+        ("SELECT name FROM people WHERE age > 90", "-- I do not know", 0.0),
+        ("SELECT name FROM people WHERE age > 90", "/* I do not know */", 0.0),
     ],
 )
 def test_spiders_rule(database, reference, response, value):
@@ -67,6 +71,24 @@ def test_birds_rule_ignores_order_and_number_of_rows_but_not_that_of_columns(dat
     assert _ask(database, "SELECT team FROM people", "SELECT DISTINCT team FROM people", "set").value == 1.0
     assert _ask(database, "SELECT name FROM people ORDER BY name", "SELECT name FROM people", "set").value == 1.0
     assert _ask(database, "SELECT name, age FROM people", "SELECT age, name FROM people", "set").value == 0.0
+
+
+def test_a_comment_is_no_query(database):
+    for rule in ("bag", "set"):
+        judged = _ask(database, "SELECT name FROM people WHERE age > 90", "-- I do not know", rule)
+        assert judged == (0.0, True, "the query fails: no query")
+    assert not _ask(database, "-- nothing", "-- nothing").valid
+    with pytest.raises(ValueError, match="no query"):
+        sql.run(database, "-- nothing")
+
+
+def test_a_database_behind_a_link_is_read_where_it_lies(database, tmp_path):
+    (tmp_path / "linked.sqlite").symlink_to(database)
+    link = tmp_path / "linked.sqlite"
+    assert len(sql.run(str(link), "SELECT name FROM people")) == 3
+    assert _ask(str(link), "SELECT name FROM people", "SELECT name FROM people").value == 1.0
+    asked = boxes.database_box(link).run("query", {"sql": "SELECT name FROM people WHERE age > 25"})
+    assert asked == ('["ann"]', False, True)
 
 
 def test_columns_are_matched_by_whole_rows():
