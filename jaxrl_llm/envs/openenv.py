@@ -7,6 +7,7 @@ writes is the one field of that action (``openenv:ADDRESS#FIELD`` where there ar
 
 import contextlib
 import json
+import math
 import re
 import urllib.error
 import urllib.request
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.envs.text import env_of_class
 from jaxrl_llm.errors import UserError, extra_module
 from jaxrl_llm.rollout.host.env import TextEnv
+from jaxrl_llm.tools import schema
 
 WAIT_S = 60.0  # for an answer
 MOST_BYTES = 100 * 2**20  # of one
@@ -82,8 +84,14 @@ def shown(observation: Any) -> str:
     return "\n".join(f"{name}: {x if isinstance(x, str) else json.dumps(x)}" for name, x in there.items())
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no number that JSON has")
+    return value
+
+
 def action_of(place: Served, text: str) -> dict[str, Any] | None:
-    """What a model wrote as an action; None where it is none.
+    """What a model wrote as an action; None where it is none, or holds a number beyond what a float holds.
 
     >>> place = Served("", "", "move", "integer")
     >>> action_of(place, "I take 3."), action_of(place, "none"), action_of(place._replace(kind="string"), "up")
@@ -95,11 +103,17 @@ def action_of(place: Served, text: str) -> dict[str, Any] | None:
         return {place.field: text}
     if place.field and place.kind in ("integer", "number"):
         found = _NUMBER.search(text)
-        return found and {place.field: float(found[0]) if place.kind == "number" else int(float(found[0]))}
+        if found is None or not math.isfinite(value := float(found[0])):
+            return None
+        # not by the float: it has whole numbers up to 2**53 only
+        return {place.field: value if place.kind == "number" else int(found[0].partition(".")[0])}
     first, last = text.find("{"), text.rfind("}")
     try:
-        found = json.loads(text if place.field else text[first : last + 1])
-    except ValueError:
+        written = text if place.field else text[first : last + 1]
+        found = json.loads(written, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        return None
+    if schema.deep(found):
         return None
     if place.field:
         return {place.field: found}

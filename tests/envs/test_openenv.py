@@ -132,6 +132,26 @@ def test_actions_of_text_and_of_several_fields(started):
     assert openenv.action_of(number, "-1.5!") == {"x": -1.5}
 
 
+def test_numbers_beyond_all_bounds_and_endless_brackets_are_no_action():
+    """An exception here would void the episode: a policy could so throw away its own bad ones."""
+    whole, all_fields = openenv.Served("", "", "n", "integer"), openenv.Served("", "", "", "string")
+    several = openenv.Served("", "", "n", "array")
+    for text in ("9" * 400, "-" + "9" * 5000, "1" * 400 + ".5"):
+        assert openenv.action_of(whole, text) is None
+        assert openenv.action_of(whole._replace(kind="number"), text) is None
+    for text in ('{"a":' * 200_000, '{"a":' * 300 + "1" + "}" * 300, '{"a": 1e999}', '{"a": NaN}', '{"a": -Infinity}'):
+        assert openenv.action_of(all_fields, text) is None
+    assert openenv.action_of(several, "[" * 200_000) is None and openenv.action_of(several, "[1, Infinity]") is None
+    assert openenv.action_of(all_fields, '{"a": [[1.5]]}') == {"a": [[1.5]]}
+
+
+def test_whole_numbers_are_not_rounded():
+    place = openenv.Served("", "", "n", "integer")
+    said = {"I take 9007199254740993.": 9007199254740993, "3.7": 3, "-0.5": 0, "+12": 12}
+    assert {text: openenv.action_of(place, text)["n"] for text in said} == said
+    assert openenv.action_of(place._replace(kind="number"), "3.7") == {"n": 3.7}
+
+
 def test_mistakes_are_one_line(started):
     server = started(random=True)
     for data, said in (
