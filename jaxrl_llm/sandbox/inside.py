@@ -92,6 +92,10 @@ def _flush() -> None:
             continue  # the program closed or replaced it
 
 
+class Ended(BaseException):
+    """The other side closed its pipe: another kind than what a program raises, as ``EOFError`` by reading nothing."""
+
+
 class _Line:
     """JSON lines over two pipes."""
 
@@ -109,7 +113,7 @@ class _Line:
     def receive(self) -> Any:
         text = self._reader.readline(LONGEST)
         if not text.endswith(b"\n"):
-            raise EOFError("the other side ended")
+            raise Ended("the other side ended")
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -267,7 +271,7 @@ class _Solver:
         """Answers requests until a message has the key ``ended``, which it returns.
 
         Raises:
-          EOFError: when the other side ended.
+          Ended: when the other side did.
         """
         while True:
             message = self.line.receive()
@@ -277,7 +281,7 @@ class _Solver:
                 if self.failed is not None:
                     raise self.failed
                 reply = self._answer(message)
-            except EOFError:
+            except Ended:
                 raise
             except BaseException as error:
                 reply = _raising(error)
@@ -327,7 +331,7 @@ def solve(source: str, reading: int, writing: int) -> int:
         failed = error
     try:
         _Solver(_Line(reading, writing), space, failed).until("end")
-    except EOFError:
+    except Ended:
         return 0
     return 1
 
@@ -476,7 +480,7 @@ class _Asker:
             if "after" in reply and do == "call" and value is None:
                 _adopt(given, decode(reply["after"], self.held))
             return value
-        except (EOFError, OSError, Unreadable, KeyError, IndexError) as error:
+        except (Ended, OSError, Unreadable, KeyError, IndexError) as error:
             if isinstance(error, Foreign):
                 raise
             raise Gone(f"{ENDED}: {error}") from error

@@ -5,6 +5,7 @@ early, answers that equal everything or rewritten builtins earn nothing. Each pr
 run this verifier in a ``pool.VerifierPool`` to use several.
 """
 
+import ast
 import functools
 import re
 import textwrap
@@ -20,6 +21,8 @@ TIMEOUT_S = 90.0  # of an item in a pool: the sandbox has its own, smaller limit
 MAX_CHARACTERS = 60_000
 # what a base model goes on with after the body of a function
 _NEXT = re.compile(r"^(?:class |def |async def |#|@|if |print|assert |```|<)", re.MULTILINE)
+_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import\b(?:[ \t]*\([^()]*\)|[^\n]*)\n", re.MULTILINE)
+_WITHIN = re.compile(r"(?:[ \t]*\n)*[ \t]+\S")  # its first line that is not blank is indented
 
 
 @functools.cache
@@ -52,17 +55,41 @@ def _defines(source: str, name: str) -> bool:
     return re.search(pattern, source, re.MULTILINE) is not None
 
 
+@functools.lru_cache(maxsize=1024)
+def _by_itself(start: str) -> str:
+    r"""As many lines of the shown code as are Python without what follows: its imports and helpers, no open head.
+
+    >>> _by_itself("import math\n\ndef area(r):\n"), _by_itself("f = lambda x: ")
+    ('import math\n\n', '')
+    """
+    lines = start.splitlines(keepends=True)
+    for count in range(len(lines), 0, -1):
+        try:
+            ast.parse(found := "".join(lines[:count]))
+        except (SyntaxError, ValueError):
+            continue
+        return found
+    return ""
+
+
 def program(answer: dict[str, Any], response: str) -> str:
-    """What is executed: the response's code, after the prompt's where it continues or needs that.
+    r"""What is executed: the response's code, after the prompt's where it continues or needs that.
+
+    A response that defines an entry itself has no use for its head, only for what stands before that (``_by_itself``);
+    what it imports of ``__future__`` stays in front. One that begins within a function goes on from the head.
 
     Args:
       answer: ``entries``, and ``start``: the code that the prompt showed (imports and the head of the function), or "".
+
+    >>> program({"entries": ["f"], "start": "f = lambda x: "}, "f = lambda x: x*2")
+    '\nf = lambda x: x*2'
     """
     code, start = extract(response, answer["entries"]), answer.get("start", "")
     if not start:
         return code
-    if any(_defines(code, name) for name in answer["entries"]):
-        return f"{start}\n    pass\n\n{code}"  # the head alone needs a body to be Python
+    if not _WITHIN.match(code) and any(_defines(code, name) for name in answer["entries"]):
+        end = max((found.end() for found in _FUTURE.finditer(code)), default=0)
+        return f"{code[:end]}{_by_itself(start)}\n{code[end:]}"
     following = _NEXT.search(code)
     return start + (code[: following.start()] if following and following.start() else code)
 

@@ -2,8 +2,10 @@
 
 import time
 
+import numpy as np
 import pytest
 
+from jaxrl_llm.data.tasks import programs
 from jaxrl_llm.verifiers import code
 from jaxrl_llm.verifiers.pool import VerifierPool
 
@@ -57,6 +59,62 @@ def test_wrong(name):
 def test_shares():
     assert code.verify_share(ANSWER, "    return 0 * r").value == 0.5
     assert code.verify_share(ANSWER, BODY) == (1.0, True, "2 of 2 checks.")
+
+
+WHOLE = "def area(r):\n" + BODY
+HEADS = {
+    "two_blanks": 'import math\n\n\ndef area(r):\n  """Area."""\n',
+    "a_tab": 'import math\n\n\ndef area(r):\n\t"""Area."""\n',
+    "no_body": "import math\n\n\ndef area(r):\n",
+    "no_end_of_line": "import math\n\n\n@staticmethod\ndef area(\n    r,\n):",
+    "an_assignment": "import math\narea = lambda r: ",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_whole_function_needs_no_head(name):
+    answer = ANSWER | {"start": HEADS[name]}
+    for response in (WHOLE, f"```python\n{WHOLE}```", "area = lambda r: math.pi * r * r"):
+        assert code.verify(answer, response) == (1.0, True, "right")
+    assert code.verify(answer, "def area(r):\n    return 0\n").value == 0.0
+
+
+def test_what_is_imported_of_the_future_stays_in_front():
+    for line in ("from __future__ import annotations\n", "from __future__ import (\n    annotations,\n)\n"):
+        assert code.verify(ANSWER, f"```python\n{line}\n{WHOLE}```") == (1.0, True, "right")
+
+
+def test_the_helpers_of_a_head_are_there_and_a_body_goes_on_from_it():
+    answer = ANSWER | {"start": "import math\n\ndef square(r):\n  return r * r\n\ndef area(r):\n"}
+    assert code.verify(answer, "def area(r):\n    return math.pi * square(r)\n").value == 1.0
+    inner = "    def area(r):\n        return math.pi * r * r\n    return area(r)\n"
+    assert code.verify(ANSWER, inner).value == 1.0
+    assert code.verify(ANSWER, BODY + "\n\ndef area(r):\n    return 0\n").value == 1.0
+
+
+def test_small_programs_may_repeat_how_they_begin():
+    problem = programs.make(np.random.default_rng(0), 2)
+    for response in (
+        problem.solution,
+        programs.START + problem.solution,
+        f"```\n{programs.START}{problem.solution}\n```",
+    ):
+        assert code.verify(problem.answer, response) == (1.0, True, "right")
+    assert code.verify(problem.answer, f"{programs.START}{problem.solution}+1").value == 0.0
+
+
+@pytest.mark.parametrize("error", ["EOFError", "KeyError"])
+def test_an_error_of_the_program_ends_its_own_check_alone(error):
+    answer = {"checks": ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"], "entries": ["f"]}
+    raising = f"def f(x):\n    if x == 1:\n        raise {error}('x')\n    return x"
+    assert code.verify_share(answer, raising).value == 2 / 3
+    expected = f"try:\n    f(0)\n    raise AssertionError\nexcept {error}:\n    pass"
+    assert code.verify({"checks": [expected], "entries": ["f"]}, f"def f(x): raise {error}").value == 1.0
+
+
+def test_a_program_that_asks_for_input_fails_where_it_asks():
+    answer = {"checks": ["assert f(1) == 1", "assert f(2) == 2"], "entries": ["f"]}
+    assert code.verify_share(answer, "def f(x):\n    return x if x > 1 else int(input())").value == 0.5
 
 
 def test_without_a_start():
