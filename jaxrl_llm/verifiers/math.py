@@ -13,7 +13,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from jaxrl_llm.data.boxed import last_boxed
+from jaxrl_llm.data.boxed import last_boxed, last_boxes
 from jaxrl_llm.errors import extra_module
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called, Limits
@@ -87,6 +87,15 @@ def _other_base(reference: str, response: str) -> bool:
     return given is not None and given != (_base(reference) or "10")
 
 
+def _final(response: str) -> str:
+    """The last box alone, where there is one: math-verify trusts an earlier "final answer" more, and mixes boxes."""
+    boxes, rest = last_boxes(response)
+    if not boxes or not boxes[-1].strip():
+        return response
+    formula = ", ".join(f"\\boxed{{{inside}}}" for inside in boxes)
+    return f"${formula}$%" if re.match(r"\s*\$\s*\\?%", rest) else formula
+
+
 def compare(reference: str, response: str) -> list[Any]:
     """In the sandbox: ``[value, valid, reason]`` of a response."""
     import math_verify
@@ -95,7 +104,7 @@ def compare(reference: str, response: str) -> list[Any]:
     if not gold:
         return [0.0, False, f"reference answer {reference[:40]!r} does not parse"]
     try:
-        given = math_verify.parse(response, parsing_timeout=0)
+        given = math_verify.parse(_final(response), parsing_timeout=0)
         if not given and (inside := (tagged(response) or "").strip()):
             given = math_verify.parse(_delimited(inside), parsing_timeout=0)
         if not given:
@@ -148,6 +157,9 @@ def _with_itself(reference: str) -> Called:
 
 def verify(answer: dict[str, Any], response: str) -> Verdict:
     """1 when the last mathematical answer of the response equals ``answer["value"]``, 0 elsewhere.
+
+    That is the last ``\\boxed{}``, with those that a comma, "and" or "or" joins to it; without a box what math-verify
+    finds, which trusts "the final answer is" most.
 
     A reference that does not parse, or cannot be compared with itself, is an invalid verdict: the data are wrong, not
     the model. So is a machine without time for it. What a response exhausts by itself earns 0.

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from jaxrl_llm.data.boxed import last_boxed
+from jaxrl_llm.data.boxed import last_boxed, last_boxes
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,22 @@ from jaxrl_llm.data.boxed import last_boxed
 )
 def test_the_last_box_that_is_closed(text, inside):
     assert last_boxed(text) == inside
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "rest"),
+    [
+        (r"\boxed{3} wait \boxed{5}", ["5"], ""),
+        (r"\boxed{3}\boxed{5}", ["5"], ""),
+        (r"\boxed{7}. So $\boxed{3}$ and $\boxed{5}$%", ["3", "5"], "$%"),
+        (r"\(\boxed{3}\), \(\boxed{5}\), and **\boxed{\frac{1}{2}}**", ["3", "5", r"\frac{1}{2}"], "**"),
+        (r"\boxed{x=1}\quad\text{or}\quad\fbox{x=2}", ["x=1", "x=2"], ""),
+        (r"\boxed{\boxed{3}}, \boxed{5}", ["3", "5"], ""),
+        (r"3 and \boxed{5", [], r"3 and \boxed{5"),
+    ],
+)
+def test_boxes_that_are_one_answer(text, inside, rest):
+    assert last_boxes(text) == (inside, rest)
 
 
 def test_boxes_without_braces():
