@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import shutil
 import stat
 import sys
 import time
@@ -55,24 +56,45 @@ def home() -> pathlib.Path:
         raise FileNotFoundError(errno.ENOENT, "there is no home folder") from error
 
 
+def _is_folder(path: pathlib.Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _entries(folder: pathlib.Path) -> Iterator[tuple[float, int, pathlib.Path]]:
+    """Last use, bytes and place of each; what XLA tried for its kernels lies in a folder of its own, as one entry."""
     for path in folder.glob("*/*"):
         try:
-            found = path.stat()
+            files = [x.stat() for x in path.rglob("*") if x.is_file()] if _is_folder(path) else [path.stat()]
+            # not the folder's own times, where there is a file: looking into it counts as a use
+            used = max((max(x.st_mtime, x.st_atime) for x in files), default=path.stat().st_mtime)
         except FileNotFoundError:  # another run is tidying up too
             continue
-        yield max(found.st_mtime, found.st_atime), found.st_size, path
+        yield used, sum(x.st_size for x in files), path
 
 
 def tidy(folder: pathlib.Path, *, most_bytes: int = MOST_BYTES, most_days: float = MOST_DAYS) -> int:
-    """Removes the entries that were not used for longest, until the rest is small and young; how many it removed."""
+    """Removes the entries that were not used for longest, until the rest is small and young; how many it removed.
+
+    What cannot be removed stays, and one line on standard error names the first of it.
+    """
     entries = sorted(_entries(folder))
     left, gone, oldest = sum(size for _, size, _ in entries), 0, time.time() - 86_400 * most_days
+    stay: list[tuple[pathlib.Path, OSError]] = []
     for used, size, path in entries:
         if left <= most_bytes and used >= oldest:
             break
-        path.unlink(missing_ok=True)
+        try:
+            shutil.rmtree(path) if _is_folder(path) else path.unlink()
+        except FileNotFoundError:  # another run was quicker
+            pass
+        except OSError as error:
+            stay.append((path, error))
+            continue
         left, gone = left - size, gone + 1
+    if stay:
+        (path, error), more = stay[0], f" and {len(stay) - 1} more" if len(stay) > 1 else ""
+        print(f"note: {path}{more} of the compiled programs cannot be removed: {error.strerror}; remove it by hand",
+              file=sys.stderr, flush=True)  # fmt: skip
     return gone
 
 

@@ -167,3 +167,50 @@ def test_the_oldest_entries_go_first(tmp_path):
     assert sorted(p.name for p in tmp_path.glob("*/*")) == [f"{k}-cache" for k in range(2, 6)]
     assert compile_cache.tidy(tmp_path, most_bytes=450, most_days=6.5) == 2
     assert compile_cache.tidy(tmp_path, most_bytes=450, most_days=30.0) == 0
+
+
+def _aged(path, days):
+    os.utime(path, (time.time() - 86_400 * days,) * 2)
+
+
+def test_a_folder_among_the_entries_is_one_of_them(config, tmp_path, capsys):
+    """XLA keeps what it tried for its kernels in one, which is as old as the newest of it."""
+    config.update("jax_compilation_cache_dir", None)
+    place = tmp_path / compile_cache.key()
+    place.mkdir(mode=0o700)
+    for name, days in (("old", 61), ("used", 1)):
+        (place / name / "deep").mkdir(parents=True)
+        for k in range(2):
+            (place / name / "deep" / str(k)).write_bytes(bytes(100))
+            _aged(place / name / "deep" / str(k), 90 if k else days)
+        _aged(place / name, 90)
+    (place / "empty").mkdir()
+    _aged(place / "empty", 61)
+    assert compile_cache.tidy(tmp_path, most_bytes=400, most_days=95.0) == 0  # 400 bytes, and none unused for so long
+    assert compile_cache.enable(folder=tmp_path) == place and capsys.readouterr().err == ""
+    assert [path.name for path in place.iterdir()] == ["used"]
+    assert compile_cache.tidy(tmp_path, most_bytes=199) == 1 and not list(place.iterdir())
+
+
+def test_an_entry_that_cannot_be_removed_stays_alone(config, tmp_path, capsys, monkeypatch):
+    """The others go, and the run keeps its programs."""
+    config.update("jax_compilation_cache_dir", None)
+    place = tmp_path / compile_cache.key()
+    place.mkdir(mode=0o700)
+    for k in range(3):
+        (place / str(k)).write_bytes(bytes(100))
+        _aged(place / str(k), 90 - k)
+    unlink = compile_cache.pathlib.Path.unlink
+
+    def refused(path, **named):
+        if path.name == "0":
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, **named)
+
+    monkeypatch.setattr(compile_cache.pathlib.Path, "unlink", refused)
+    assert compile_cache.enable(folder=tmp_path) == place
+    assert config.jax_compilation_cache_dir == str(place)
+    assert [path.name for path in place.iterdir()] == ["0"]
+    assert capsys.readouterr().err == (
+        f"note: {place / '0'} of the compiled programs cannot be removed: Operation not permitted; remove it by hand\n"
+    )
