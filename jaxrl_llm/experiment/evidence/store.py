@@ -22,7 +22,7 @@ from jaxrl_llm.experiment.durable import Keeping
 from jaxrl_llm.experiment.evidence import fingerprints
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
-from jaxrl_llm.train import seed_axis
+from jaxrl_llm.train import checkpoint, seed_axis
 from jaxrl_llm.train.plan import Plan
 
 # settings of how a run is made, which its numbers do not depend on: one that was stopped goes on with more of them
@@ -182,6 +182,20 @@ def _write(ran: ArmResult, files: list[pathlib.Path]) -> None:
         record.write_json(path, results.plain(dataclasses.asdict(results.of_seed(ran, k))))
 
 
+def _clear(folder: pathlib.Path) -> None:
+    """Empties the folder of an arm; UserError, and nothing is gone, where another process trains one of its seeds.
+
+    The locks stay: in the place of one that was removed another process could lock a second file of the same name.
+    """
+    with contextlib.ExitStack() as stack:
+        seeds = {path.parent for path in folder.glob("*/.lock")}
+        for seed in sorted(seeds):
+            stack.enter_context(checkpoint.locked(seed))
+        there = [path for path in folder.glob("*") if path not in seeds]
+        for path in there + [path for seed in seeds for path in seed.iterdir() if path.name != ".lock"]:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def seeds_of(
     plan: Plan,
     settings: Any,
@@ -207,9 +221,8 @@ def seeds_of(
     stored = [seed for seed in seeds if not fresh or seed in trained]
     there = {seed: one for seed in stored if (one := _read(files[seed])) is not None}
     missing = [seed for seed in seeds if seed not in there]
-    if fresh and not trained and keeping is not None and keeping.folder is not None and hosts.is_first():
-        shutil.rmtree(keeping.folder, ignore_errors=True)
-    hosts.barrier("fresh seeds")
+    if fresh and not trained and keeping is not None and keeping.folder is not None:
+        hosts.by_first("fresh seeds", partial(_clear, keeping.folder))
     at_once = IN_TURN if seed_axis.in_turn() else SIDE_BY_SIDE
     for begin in range(0, len(missing), at_once):
         chunk = missing[begin : begin + at_once]
