@@ -210,9 +210,10 @@ def make_update(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds ``(state, batch) -> (state, metrics)``; jit it with the state donated.
 
-    The step counter is left alone: it counts iterations, the loop advances it. An update whose loss or gradient is not
-    finite changes nothing, neither parameters nor optimiser nor average, and is counted in ``update/skipped``;
-    ``train.skipped`` ends a run that has too many of them in a row.
+    The step counter is left alone: it counts iterations, the loop advances it. An update whose gradient is not finite
+    changes nothing, neither parameters nor optimiser nor average, and is counted in ``update/skipped``;
+    ``train.skipped`` ends a run that has too many of them in a row. Of the loss alone nothing is asked: one that is not
+    finite with a gradient that is changes the parameters as any other does.
 
     Args:
       loss_fn: ``(params, batch) -> (scalar, metrics)``, the scalar already divided by ``batch.total``. The batch may

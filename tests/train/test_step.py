@@ -169,3 +169,17 @@ def test_nothing_trains():
     batch = batch._replace(mask=jnp.zeros_like(batch.mask), total=jnp.ones(()))
     for parts in (1, 4):
         assert all(not np.any(np.asarray(g)) for g in jax.tree.leaves(accumulate(_loss(), params, batch, parts)[0]))
+
+
+@pytest.mark.parametrize(("slope", "moved", "skipped"), [(2.0, [0.0, 0.0], 0.0), (np.inf, [1.0, 1.0], 1.0)])
+def test_the_gradient_decides_whether_an_update_is_left_out(slope, moved, skipped):
+    """Not the loss: a term without a gradient, which is no number here, changes no update."""
+
+    def loss(params, rows):
+        return jnp.sum(params * rows) + jax.lax.stop_gradient(jnp.float32(jnp.nan)), {}
+
+    tx = optax.sgd(0.5)
+    state = TrainState(jnp.ones(2), tx.init(jnp.ones(2)), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
+    new, metrics = make_update(loss, tx, max_grad_norm=None)(state, jnp.full((2,), slope, jnp.float32))
+    assert new.params.tolist() == moved
+    assert float(metrics["update/skipped"]) == skipped and np.isnan(float(metrics["loss/total"]))
