@@ -67,15 +67,18 @@ def by_first(name: str, work: Callable[[], Any]) -> None:
     A process that waits for one that has ended would wait until the job is given up, minutes later.
 
     Raises:
-      UserError: what ``work`` raised, on every process; a full disk or a folder that cannot be written counts as one.
+      UserError: on the other processes, whatever ``work`` raised.
+      Exception: on the first process, what ``work`` raised.
     """
     failed: Exception | None = None
     if is_first():
         try:
             work()
-        except (UserError, OSError) as error:
+        except Exception as error:  # raised below, when the others know of it
             failed = error
-    text = "" if failed is None else str(failed) or type(failed).__name__
+    text = "" if failed is None else str(failed)
+    if failed is not None and not (text and isinstance(failed, (UserError, OSError))):
+        text = f"{type(failed).__name__}: {text}".removesuffix(": ")  # others are not written to be read alone
     said = of_first(text.encode()[:1024].decode(errors="ignore"), most=1024)
     if failed is not None:
         raise failed

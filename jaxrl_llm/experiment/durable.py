@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from safetensors.numpy import save_file
 
 from jaxrl_llm.asynchronous import apart, conductor, limits, lockstep, threads
 from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
@@ -28,6 +27,7 @@ from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.errors import RunStopped, UserError
+from jaxrl_llm.models.io import safetensors_io
 from jaxrl_llm.run import flags, lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
 from jaxrl_llm.run.stop import Stop
@@ -329,7 +329,7 @@ def _write_export(folder: pathlib.Path, model: Any, params: Params, parts: dict[
     report.save_model(scratch, model, merged, score=None if head is None else np.asarray(head, np.float32).T)
     if parts:  # a value head, a reward head
         flat = {"/".join(str(k.key) for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(parts)}
-        save_file(flat, scratch / "model" / "heads.safetensors")
+        safetensors_io.write(scratch / "model" / "heads.safetensors", flat)
     for part in scratch.iterdir():
         shutil.rmtree(folder / part.name, ignore_errors=True)  # of fewer steps
         part.rename(folder / part.name)

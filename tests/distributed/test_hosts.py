@@ -202,6 +202,24 @@ def test_what_the_first_process_cannot_do_ends_the_others_as_well(monkeypatch):
     assert done == ["alone"]
 
 
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [
+        (OSError(28, "full"), "[Errno 28] full"),
+        (UserError("runs/a is there already"), "runs/a is there already"),
+        (KeyError("step"), "KeyError: 'step'"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_the_others_hear_of_whatever_the_first_process_raises(error, heard, monkeypatch):
+    """They wait for its word, and would wait for one that has ended."""
+    said = []
+    monkeypatch.setattr(hosts, "of_first", lambda text, most: said.append(text) or text)
+    with pytest.raises(type(error)) as found:
+        hosts.by_first("export", lambda: (_ for _ in ()).throw(error))
+    assert found.value is error and said == [heard]
+
+
 def test_a_folder_that_another_job_holds_is_refused_on_every_process(tmp_path, monkeypatch):
     with checkpoint.held(tmp_path / "a"), pytest.raises(UserError, match="a is in use by another process"):
         with checkpoint.held(tmp_path / "a"):

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 
 from experiments.policy_gradient import dr_grpo
 from jaxrl_llm.asynchronous.limits import Sizes
@@ -21,6 +23,7 @@ from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, durable, loop
 from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
+from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import checkpoint
@@ -187,6 +190,52 @@ def test_fewer_steps_than_a_run_has_trained_are_refused(tmp_path):
 def test_a_seed_that_another_process_trains_is_refused(tmp_path):
     with checkpoint.locked(tmp_path / "seed_0"), pytest.raises(UserError, match="seed_0 is in use by another process"):
         run(tmp_path)
+
+
+def test_fresh_leaves_a_seed_alone_that_another_process_trains(tmp_path, monkeypatch):
+    """Its folder was removed, and its lock with it: two processes would have written into one."""
+    arm, left = tmp_path / "arm", []
+    for seed in SEEDS:
+        (arm / f"seed_{seed}" / "checkpoints").mkdir(parents=True)
+        (arm / f"seed_{seed}" / "metrics.jsonl").write_text("{}")
+        (arm / f"seed_{seed}" / ".lock").write_text("")
+
+    def ran(*given, **named):
+        left.extend(str(path.relative_to(arm)) for path in arm.rglob("*"))
+        raise Killed
+
+    monkeypatch.setattr(loop, "run_arm", ran)
+    given = (tiny.build(SETTINGS), SETTINGS, SEEDS, tmp_path / "store")
+    again = partial(store.seeds_of, *given, fresh=True, keeping=Keeping(arm, "one"))
+    with checkpoint.locked(arm / "seed_1"), pytest.raises(UserError, match="seed_1 is in use by another process"):
+        again()
+    assert left == [] and all((arm / f"seed_{seed}" / "metrics.jsonl").exists() for seed in SEEDS)
+    lock = (arm / "seed_1" / ".lock").stat().st_ino
+    with pytest.raises(Killed):
+        again()
+    assert sorted(left) == ["seed_0", "seed_0/.lock", "seed_1", "seed_1/.lock"]
+    assert (arm / "seed_1" / ".lock").stat().st_ino == lock
+
+
+def test_heads_that_do_not_fit_on_the_disk_are_an_error_of_the_disk(tmp_path, monkeypatch):
+    """That of safetensors is of no kind that anybody reads, and a model before them stays."""
+
+    def full(*given, **named):
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    def model(folder, *given, **named):
+        (folder / "model").mkdir()
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "before").write_text("")
+    monkeypatch.setattr(durable.lora_state, "save", lambda *given: {})
+    monkeypatch.setattr(durable.report, "save_model", model)
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
+    monkeypatch.setattr(durable, "save_file", full, raising=False)
+    with pytest.raises(OSError, match="No space left on device") as found:
+        durable._write_export(tmp_path, None, {}, {"value": {"weight": np.ones(3, np.float32)}})
+    assert found.value.errno == 28 and found.value.filename.endswith("heads.safetensors")
+    assert (tmp_path / "model" / "before").exists()
 
 
 def test_without_staleness_the_asynchronous_loop_is_the_host_loop(undisturbed, tmp_path):
