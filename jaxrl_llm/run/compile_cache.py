@@ -84,12 +84,11 @@ def tidy(folder: pathlib.Path, *, most_bytes: int = MOST_BYTES, most_days: float
         if left <= most_bytes and used >= oldest:
             break
         try:
-            shutil.rmtree(path) if _is_folder(path) else path.unlink()
-        except FileNotFoundError:  # another run was quicker
-            pass
+            shutil.rmtree(path) if _is_folder(path) else path.unlink(missing_ok=True)
         except OSError as error:
-            stay.append((path, error))
-            continue
+            if path.exists():  # else another run was quicker
+                stay.append((path, error))
+                continue
         left, gone = left - size, gone + 1
     if stay:
         (path, error), more = stay[0], f" and {len(stay) - 1} more" if len(stay) > 1 else ""
