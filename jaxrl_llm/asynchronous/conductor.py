@@ -11,6 +11,7 @@ import dataclasses
 import pathlib
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,11 @@ from jaxrl_llm.asynchronous.workers import Reply, Workers
 from jaxrl_llm.distributed.weight_transfer import Cut, Manifest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint
+from jaxrl_llm.train.host import never
 from jaxrl_llm.train.skipped import Streak
 from jaxrl_llm.types import Rewards
+
+ASK_S = 0.5  # between two looks at whether the run is asked to stop
 
 
 @dataclasses.dataclass
@@ -53,7 +57,7 @@ class _Worker:
 
 def run(
     crew: Workers, build: roles.Build, steps: int, *, folder: str, sizes: Sizes = Sizes(), limits: Limits = Limits(),
-    checkpoint_every: int = 1, streak: Streak | None = None,
+    checkpoint_every: int = 1, streak: Streak | None = None, stop: Callable[[], bool] = never,
 ) -> Report:  # fmt: skip
     """Trains until ``steps`` updates are done; the final state is the newest checkpoint in ``folder``.
 
@@ -69,6 +73,7 @@ def run(
         processes.
       folder: of the checkpoints, one that a restarted learner reaches; a run that finds some there resumes.
       streak: of the updates that were skipped before, which goes on; None: there were none.
+      stop: whether to end behind the update under way, of which a checkpoint is kept; the report then ends there.
 
     Raises:
       ValueError: for sizes that do not fit.
@@ -78,7 +83,8 @@ def run(
     """
     program = build()
     check(sizes, program.online.prompts_per_step, checkpoint_every)
-    work = _Run(crew, program, steps, sizes, limits, Streak(limits.skipped) if streak is None else streak)
+    streak = Streak(limits.skipped) if streak is None else streak
+    work = _Run(crew, program, steps, sizes, limits, streak, stop)
     makers = {
         "roll": partial(roles.Roller, build, 4 * sizes.piece_bytes),
         "score": partial(roles.Judge, build),
@@ -95,8 +101,10 @@ def run(
 
 class _Run:
     def __init__(
-        self, crew: Workers, program: roles.Program, steps: int, sizes: Sizes, limits: Limits, streak: Streak
+        self, crew: Workers, program: roles.Program, steps: int, sizes: Sizes, limits: Limits, streak: Streak,
+        stop: Callable[[], bool],
     ):  # fmt: skip
+        self.stop, self.stopping = stop, False
         self.crew, self.steps, self.sizes, self.limits = crew, steps, sizes, limits
         self.program, self.parts, self.drawn_parts = program, sizes.parts, len(program.rolls)
         last = f"rows{self.drawn_parts}"
@@ -137,20 +145,39 @@ class _Run:
         for role, count in self.counts.items():
             for _ in range(count):
                 self._hire(role)
-        while self.now is None or self.now.step < self.steps:
-            self._order()
-            self._hand_out()
+        while not self._over():
+            if self.stopping:
+                self._keep()
+            else:
+                self._order()
+                self._hand_out()
             causes, began = self._causes(), time.monotonic()
-            for reply in self.crew.wait(self._patience(began)):
+            for reply in self.crew.wait(min(self._patience(began), ASK_S)):
                 self._take_in(reply)
             for cause in causes:
                 self.waits[cause] += time.monotonic() - began
             self._check_deadlines(time.monotonic())
-        history = [self.history[step] for step in range(self.first, self.steps) if step in self.history]
-        rows = [row for step in range(self.first, self.steps) for row in self._rows(step)]
+        end = self.first if self.now is None else self.now.step
+        history = [self.history[step] for step in range(self.first, end) if step in self.history]
+        rows = [row for step in range(self.first, end) for row in self._rows(step)]
         seconds = time.monotonic() - self.started
         loads = {task: self.table.loads(task) for task in ("score", *(["refer"] if self.program.reference else []))}
-        return Report(history, rows, self.events, dict(self.waits), self.transfers, seconds, loads, self.now.lesson)
+        lesson = None if self.now is None else self.now.lesson
+        return Report(history, rows, self.events, dict(self.waits), self.transfers, seconds, loads, lesson)
+
+    def _over(self) -> bool:
+        """Whether all updates are done; or, when the run is asked to stop, the one under way, and kept."""
+        if self.now is not None and self.now.step >= self.steps:
+            return True
+        self.stopping = self.stopping or self.stop()
+        if not self.stopping or any(worker.ticket is not None for worker in self._of("learn")):
+            return False
+        return self.now is None or self.now.saved >= self.now.step
+
+    def _keep(self) -> None:
+        """Nothing new begins; the learner keeps what it has as soon as it is idle."""
+        for worker in self._of("learn", idle=True):
+            self._call(worker, "keep", -1, self.limits.learn.hang_s, roles.keep)
 
     def _patience(self, now: float) -> float:
         workers = self.workers.values()
@@ -451,7 +478,7 @@ class _Run:
         if isinstance(error, roles.Missing):
             self._missed(worker, task, error)
             return
-        if task in ("start", "learn", "look", "drop"):
+        if task in ("start", "learn", "look", "drop", "keep"):
             raise Stuck(f"{worker.name}: {_said(error)}") from error
         if isinstance(error, Cut):
             worker.rest_until = self._cut(worker, error)

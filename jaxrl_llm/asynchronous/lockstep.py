@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.asynchronous.threads import STALENESS
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.train import parity, skipped
-from jaxrl_llm.train.host import HostLoop, Iteration, metrics_of, with_figures
+from jaxrl_llm.train.host import HostLoop, Iteration, metrics_of, never, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.types import Rewards, TrainState, Trajectories
 
@@ -57,6 +57,7 @@ def run(
     shown: Callable[[Trajectories], Trajectories] = as_drawn,
     streak: skipped.Streak | None = None,
     figures: Callable[[Iteration], dict[str, float]] = metrics_of,
+    stop: Callable[[], bool] = never,
 ) -> tuple[TrainState, list[dict]]:
     """As ``host.run``; the rollout of the ``b``-th step here samples with the weights of ``min(b, staleness)`` before.
 
@@ -72,6 +73,8 @@ def run(
       shown: started right behind a rollout, makes what is scored of it, for example ``to_all``.
       streak: of the updates that were skipped before, which goes on; None: there were none.
       figures: of a step, in its line of the history.
+      stop: whether to end behind the update under way, with fewer steps; asked before every update, and to be answered
+        alike in every process. Rollouts ahead are dropped.
 
     Raises:
       ValueError: for a negative staleness.
@@ -108,6 +111,9 @@ def run(
         rewards = loop.score(rollout.read)
         if updated is not None:  # before its state is given to the next one
             told(updated, state)
+            updated = None
+        if stop():
+            break
         # the curriculum that learns is that of all lessons before, not that of the rollout
         _, sampler = loop.draw(state.sampler, state.key, state.step)
         state, metrics = loop.finish(state, rollout.drawn._replace(sampler=sampler, figures={}), rewards)

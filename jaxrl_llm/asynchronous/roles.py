@@ -399,6 +399,17 @@ def _packed(learner: Learner) -> weight_transfer.Manifest:
     return manifest
 
 
+def _save(learner: Learner) -> None:
+    checkpoint.save(learner.folder, learner.state, note={"metrics": learner.metrics})
+    learner.saved = int(learner.state.step)
+
+
+def keep(learner: Learner) -> Published:
+    """A checkpoint of where the learner is, of a run that is to end there."""
+    _save(learner)
+    return standing(learner)
+
+
 def standing(learner: Learner) -> Published:
     """Where the learner is."""
     state, manifest = learner.state, _packed(learner)
@@ -435,8 +446,7 @@ def learn(
     learner.metrics = {name: float(np.asarray(value)) for name, value in metrics.items()}
     learner.metrics["time/update_s"] = time.monotonic() - started
     if last or (step + 1) % learner.every == 0:
-        checkpoint.save(learner.folder, learner.state, note={"metrics": learner.metrics})
-        learner.saved = step + 1
+        _save(learner)
     if last:  # nobody generates with its weights
         return standing(learner)._replace(lesson=Lesson(*on_host((drawn.trajectories, judged))))
     _publish(learner)

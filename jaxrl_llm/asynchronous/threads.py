@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 from jaxrl_llm.train import parity, skipped
-from jaxrl_llm.train.host import HostLoop, Iteration, metrics_of, with_figures
+from jaxrl_llm.train.host import HostLoop, Iteration, metrics_of, never, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.train.step import trained_part, with_trained
 from jaxrl_llm.types import Rewards, TrainState
@@ -64,6 +64,8 @@ class Apart(NamedTuple):
 
 
 LEAVE_S = 60.0  # so long an error waits for the other threads: one that asks a dead endpoint again may never end
+STOP_S = 10.0  # and a run that is asked to stop, which whoever asks may end before it is saved
+ASK_S = 0.2  # between two looks at whether it is
 HAND = ("weights/sent_bytes", "weights/hand_s")  # in the metrics: what travelled, and how long the learner was held
 
 
@@ -78,30 +80,40 @@ def _copied(trained: str, state: TrainState, whole: bool) -> TrainState:
     return jax.tree.map(jnp.copy, state._replace(params=params, opt_state=()))
 
 
-def _arrived(queue: TransferQueue, step: int, early: set[int], patience_s: float) -> tuple[_Rollout, Rewards]:
-    """Rollout and rewards of a step; with several scorers steps may be there before one that began earlier."""
-    while step not in early:
-        rows = queue.take("learn", 1, timeout=patience_s)
-        if not rows:
+def _arrived(
+    queue: TransferQueue, step: int, early: set[int], patience_s: float, stop: Callable[[], bool]
+) -> tuple[_Rollout, Rewards] | None:
+    """Rollout and rewards of a step; with several scorers steps may be there before one that began earlier.
+
+    None where the run is asked to stop: what is still being made of the step is not waited for.
+    """
+    end = time.monotonic() + patience_s
+    while not (asked := stop()) and step not in early:
+        if rows := queue.take("learn", 1, timeout=min(max(end - time.monotonic(), 0.0), ASK_S)):
+            early.update(rows)
+            end = time.monotonic() + patience_s
+        elif time.monotonic() >= end:
             raise TimeoutError(f"no rewards of step {step} in patience_s={patience_s:g}: its rollout or score hangs")
-        early.update(rows)
+    if asked:
+        return None
     (rollout,), (rewards,) = queue.read([step], "rollout"), queue.read([step], "rewards")
     queue.forget([step])
     return rollout, rewards
 
 
 @contextlib.contextmanager
-def _working(threads: Sequence[threading.Thread], *channels: Any) -> Iterator[None]:
+def _working(threads: Sequence[threading.Thread], *channels: Any, stop: Callable[[], bool]) -> Iterator[None]:
     """Threads that end with the block, as their channels close; behind an error they have ``LEAVE_S`` for it.
 
-    None is waited for where nothing arrived in time: one of them hangs.
+    Those of a run that is asked to stop have ``STOP_S``. None is waited for where nothing arrived in time: one of them
+    hangs.
     """
     for thread in threads:
         thread.start()
     wait = LEAVE_S
     try:
         yield
-        wait = math.inf
+        wait = STOP_S if stop() else math.inf
     except TimeoutError:
         wait = 0.0
         raise
@@ -125,6 +137,7 @@ def run(
     apart: Apart | None = None,
     streak: skipped.Streak | None = None,
     figures: Callable[[Iteration], dict[str, float]] = metrics_of,
+    stop: Callable[[], bool] = never,
 ) -> tuple[TrainState, list[dict]]:
     """As ``host.run``; the rollout of step ``b`` begins when at least ``b - staleness`` updates are done.
 
@@ -144,6 +157,8 @@ def run(
       apart: where rollouts run, and how weights get there; None: on the devices that train, by turns with the updates.
       streak: of the updates that were skipped before, which goes on; None: there were none.
       figures: of a step, in its line of the history. Phases overlap: nothing is known of the seconds of each.
+      stop: whether to end behind the update under way, with fewer steps; from once it says so on. Rollouts ahead are
+        dropped.
 
     Raises:
       ValueError: for a negative staleness, no scorer, or no unit.
@@ -179,7 +194,7 @@ def run(
             queue.write([step], rollout=[_Rollout(begin(acting), version)])
 
     def score() -> None:
-        while rows := queue.take("score", 1):
+        while not stop() and (rows := queue.take("score", 1)):
             queue.write(rows, rewards=[loop.score(r.drawn.trajectories) for r in queue.read(rows, "rollout")])
 
     def guarded(work: Callable[[], None]) -> Callable[[], None]:
@@ -194,9 +209,11 @@ def run(
     threads = [threading.Thread(target=guarded(work), daemon=True) for work in (sample, *[score] * scorers)]
     early: set[int] = set()
     streak = skipped.Streak(loop.most_skipped) if streak is None else streak
-    with _working(threads, weights, queue):
+    with _working(threads, weights, queue, stop=stop):
         for step in range(first, steps):
-            rollout, rewards = _arrived(queue, step, early, patience_s)
+            if (arrived := _arrived(queue, step, early, patience_s, stop)) is None:
+                break
+            rollout, rewards = arrived
             drawn, behind = rollout.drawn, int(state.step) - rollout.version
             if apart is not None:
                 drawn, rewards = apart.back((drawn._replace(figures={}), rewards))

@@ -222,6 +222,11 @@ class Keeping(NamedTuple):
         return None if self.folder is None else self.folder / self.of_seed.format(seed)
 
 
+def _asked(stop: Stop) -> bool:
+    """Whether any process was asked to stop: then all of them do."""
+    return hosts.anywhere(stop.asked)
+
+
 class Stopped(Exception):
     """The run was asked to stop and is safe in its folder, at ``step``."""
 
@@ -517,16 +522,18 @@ class SeedRun:
         """From step ``at`` of the run to ``end``: metrics by step and the state behind them, kept as was asked."""
         offset = begin - done  # steps of the stages before
         if isinstance(stage.method, Online):
-            pieces = self._online(index, stage, state, offset, at, end, logs)
+            pieces = self._online(index, stage, state, offset, at, end, logs, stop)
         else:
-            pieces = self._offline(index, stage, state, offset, at, end)
+            pieces = self._offline(index, stage, state, offset, at, end, stop)
+        step = at
         for rows, now, iteration in pieces:
             for step, row in rows.items():
                 logs.add("metrics.jsonl", step, row)
                 self.see(step, row)
-            step, stopping = max(rows), hosts.anywhere(stop.asked)
+            step, stopping = max(rows, default=step), hosts.anywhere(stop.asked)  # none: stopped before the first
             every = self.keeping.checkpoint_every
             keep = (step - offset) % every == 0 or step == offset + stage.steps or stopping
+            keep = keep and step > offset  # else the stage before has kept what this one begins with
             if iteration is not None and (keep or step == 1):
                 self._look(index, iteration.state, iteration.drawn.trajectories, iteration.rewards, step, logs)
             if keep:
@@ -535,15 +542,16 @@ class SeedRun:
             if stopping:  # after the last step too: what follows may be longer than whoever asks will wait
                 raise Stopped(step)
 
-    def _online(self, index, stage, state, offset, at, end, logs):
+    def _online(self, index, stage, state, offset, at, end, logs, stop):
         if self.keeping.staleness is not None:
             every, play = self.keeping.checkpoint_every, self._by_workers if self.keeping.remote else self._by_threads
             streak = skipped.Streak(self.keeping.most_skipped)
-            while at < end:  # the pipeline is emptied where a checkpoint is due
+            while at < end:  # the pipeline is emptied where a checkpoint is due, or where the run is asked to stop
                 upto = min(end, next_multiple(at, offset, every))
-                state, history = play(index, state, offset, upto, logs, streak)
-                yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
-                at = upto
+                state, history = play(index, state, offset, upto, logs, streak, partial(_asked, stop))
+                done = offset + int(state.step)
+                yield dict(zip(range(at + 1, done + 1), history, strict=True)), state, None
+                at = done
             return
         loop = self._loop(index, stage.method)
         line = self._timed()
@@ -567,7 +575,8 @@ class SeedRun:
         return line
 
     def _by_threads(
-        self, index: int, state: TrainState, offset: int, upto: int, logs: _Logs, streak: skipped.Streak
+        self, index: int, state: TrainState, offset: int, upto: int, logs: _Logs, streak: skipped.Streak,
+        asked: Callable[[], bool],
     ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         loop = self._loop(index, self.plan.stages[index].method)
         kept, line = self.keeping, self._timed()
@@ -580,11 +589,12 @@ class SeedRun:
 
         if jax.process_count() > 1:
             return lockstep.run(
-                loop, state, upto - offset, staleness=kept.staleness, shown=self.shown, streak=streak, figures=seen
-            )
+                loop, state, upto - offset, staleness=kept.staleness, shown=self.shown, streak=streak, figures=seen,
+                stop=asked,
+            )  # fmt: skip
         return threads.run(
             loop, state, upto - offset, staleness=kept.staleness, scorers=kept.scorers, units=max(kept.units, 1),
-            apart=self._apart(index), streak=streak, figures=seen,
+            apart=self._apart(index), streak=streak, figures=seen, stop=asked,
         )  # fmt: skip
 
     def _apart(self, index: int) -> threads.Apart | None:
@@ -596,7 +606,8 @@ class SeedRun:
         return self.aparts.get(index)
 
     def _by_workers(
-        self, index: int, state: TrainState, offset: int, upto: int, logs: _Logs, streak: skipped.Streak
+        self, index: int, state: TrainState, offset: int, upto: int, logs: _Logs, streak: skipped.Streak,
+        asked: Callable[[], bool],
     ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         """The learner begins with this state and leaves the next one, both as checkpoints of a folder of their own."""
         folder, begun, steps = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step), upto - offset
@@ -608,7 +619,7 @@ class SeedRun:
         report = conductor.run(
             remote.workers(), partial(remote.build, index), steps, folder=str(folder),
             sizes=remote.sizes._replace(staleness=self.keeping.staleness), limits=remote.patience,
-            checkpoint_every=steps - begun, streak=streak,
+            checkpoint_every=steps - begun, streak=streak, stop=asked,
         )  # fmt: skip
         for event in report.events:
             hosts.say(f"{event.kind} {event.who}: {event.cause}")
@@ -618,17 +629,19 @@ class SeedRun:
             self._look(index, state, *report.lesson, upto, logs)
         return state, report.history
 
-    def _offline(self, index, stage, state, offset, at, end):
+    def _offline(self, index, stage, state, offset, at, end, stop):
         while at < end:
             steps = min(end, next_multiple(at, offset, self.keeping.checkpoint_every)) - at
             if stage.method.stream is not None:
                 if (index, 1) not in self.offline:
                     self.offline[index, 1] = streamed.make_step(stage.method, place=self.place)
                 rows = self._stream(index, stage)
-                state, found = streamed.run(self.offline[index, 1], state, rows, steps=steps, mesh=self.mesh)
+                state, found = streamed.run(
+                    self.offline[index, 1], state, rows, steps=steps, mesh=self.mesh, stop=partial(_asked, stop)
+                )
                 shown = [{n: float(hosts.gathered(x)) for n, x in one.items()} for one in found]
-                yield dict(zip(range(at + 1, at + steps + 1), shown, strict=True)), state, None
-                at += steps
+                yield dict(enumerate(shown, at + 1)), state, None
+                at += len(shown)
                 continue
             if (index, steps) not in self.offline:
                 self.offline[index, steps] = offline.make_run(

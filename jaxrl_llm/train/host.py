@@ -41,6 +41,11 @@ def no_curriculum(sampler: Any, key: Any, step: Any) -> tuple[None, Any]:
     return None, sampler
 
 
+def never() -> bool:
+    """The ``stop`` of a loop that nobody asks to stop."""
+    return False
+
+
 class HostLoop(NamedTuple):
     """The compiled halves of an iteration."""
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.distributed.mesh import BATCH, batch_sharding
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.train.host import never
 from jaxrl_llm.train.offline import Offline, update_on
 from jaxrl_llm.types import Metrics, TrainState
 
@@ -64,10 +65,17 @@ def run(
     *,
     steps: int,
     mesh: Mesh | None = None,
+    stop: Callable[[], bool] = never,
 ) -> tuple[TrainState, list[Metrics]]:
-    """``steps`` updates on the next minibatches of a stream: the state behind them and the metrics of each."""
-    history = []
-    for _ in range(steps):
+    """``steps`` updates on the next minibatches of a stream: the state behind them and the metrics of each.
+
+    Args:
+      stop: whether to end behind the update under way, with fewer; asked before every minibatch, which is then not
+        read.
+    """
+    history: list[Metrics] = []
+    while len(history) < steps and not stop():
         state, metrics = step(state, placed(next(stream), mesh))
+        jax.block_until_ready(history[-1:])  # no more than one update waits for a device, which stops behind it
         history.append(metrics)
     return state, history

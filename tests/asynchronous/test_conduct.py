@@ -72,6 +72,31 @@ def test_a_folder_is_of_one_process(tmp_path):
     assert not checkpoint.steps(tmp_path)
 
 
+@pytest.mark.parametrize("every", [1, STEPS])
+def test_asked_to_stop_it_keeps_the_update_under_way(every, tmp_path, want):
+    """And goes on from there; nothing is done where nothing had begun."""
+    crew = programs.make_faulty(Threads, {})()
+    given = dict(folder=str(tmp_path), sizes=Sizes(staleness=0, units=1), limits=SHORT, checkpoint_every=every)
+    report = conductor.run(crew, programs.program, STEPS, stop=lambda: crew.counts.get("learn", 0) == 2, **given)
+    assert report.events == [] and report.rows == [0, 1] and report.lesson is None
+    assert checkpoint.latest(tmp_path).name == "step_00000002" and crew.counts["learn"] == 2
+    nothing = conductor.run(Threads(), programs.program, STEPS, stop=lambda: True, **given)
+    assert nothing.history == nothing.rows == [] and checkpoint.steps(tmp_path)[-1] == 2
+    rest = conductor.run(Threads(), programs.program, STEPS, **given)
+    assert [without(row) for row in report.history + rest.history] == want[1]
+    same(checkpoint.restore(checkpoint.latest(tmp_path), programs.start()), want)
+
+
+def test_a_learner_that_dies_in_a_run_that_stops_is_where_its_checkpoint_is(tmp_path, want):
+    """The second update is lost with it, and made again by the next run."""
+    crew = programs.make_faulty(Threads, {("learn", 3): programs.left_before})()
+    given = dict(folder=str(tmp_path), sizes=Sizes(staleness=0), limits=SHORT, checkpoint_every=2)
+    report = conductor.run(crew, programs.program, STEPS, stop=lambda: crew.counts.get("learn", 0) == 3, **given)
+    assert kinds(report) == ["lost"] and len(report.history) == 2 and checkpoint.steps(tmp_path) == [2]
+    rest = conductor.run(Threads(), programs.program, STEPS, **given)
+    assert [without(row) for row in report.history + rest.history] == want[1]
+
+
 FAULTS = {
     "roller killed": ({("roll", 2): programs.left_before}, ["lost"]),
     "roller killed behind its work": ({("roll", 3): programs.left_after}, ["lost"]),

@@ -1,10 +1,13 @@
 """Rollouts ahead of updates in one order of programs: the host loop without staleness, and the same weights always."""
 
+import threading
+import time
+
 import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.asynchronous import lockstep
+from jaxrl_llm.asynchronous import lockstep, threads
 from jaxrl_llm.asynchronous.threads import STALENESS
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
@@ -87,6 +90,44 @@ def test_updates_that_are_not_finite_end_the_run(loop):
 
     with pytest.raises(skipped.NotFinite):
         lockstep.run(loop._replace(finish=broken, most_skipped=2), programs.start(), 9)
+
+
+@pytest.mark.parametrize("module", [lockstep, threads])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_asked_to_stop_it_ends_behind_the_update_under_way(loop, module, staleness):
+    """What was made ahead is dropped; from the state that is left the rest is that of the host loop."""
+    updates = []
+
+    def finish(*given):
+        updates.append(given)
+        return loop.finish(*given)
+
+    asking = loop._replace(finish=finish)
+    state, found = module.run(asking, programs.start(), 5, staleness=staleness, stop=lambda: len(updates) >= 2)
+    assert len(updates) == len(found) == int(state.step) == 2
+    if staleness == 0:
+        params, history = programs.wanted(4)
+        state, rest = module.run(loop, state, 4, staleness=0)
+        jax.tree.map(np.testing.assert_array_equal, state.params, params)
+        assert [{k: v for k, v in row.items() if k != STALENESS} for row in found + rest] == history
+    state, found = module.run(asking, programs.start(), 5, staleness=staleness, stop=lambda: True)
+    assert len(updates) == 2 and found == [] and int(state.step) == 0
+
+
+def test_a_score_that_hangs_does_not_keep_a_run_from_stopping(loop, monkeypatch):
+    """Whoever asks waits a minute, and then ends it."""
+    monkeypatch.setattr(threads, "STOP_S", 0.1, raising=False)
+    hanging, over = threading.Event(), threading.Event()
+
+    def score(rows):
+        hanging.set()
+        over.wait(300)
+        return loop.score(rows)
+
+    began = time.monotonic()
+    state, found = threads.run(loop._replace(score=score), programs.start(), 3, stop=hanging.is_set)
+    assert hanging.is_set() and time.monotonic() - began < 200 and found == [] and int(state.step) == 0
+    over.set()
 
 
 def test_nothing_is_left_to_do(loop):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from experiments.policy_gradient import dr_grpo
+from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.asynchronous.limits import Sizes
 from jaxrl_llm.asynchronous.roles import make_program
 from jaxrl_llm.asynchronous.workers import Threads
@@ -26,7 +28,7 @@ from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
 from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.run.stop import Stop
-from jaxrl_llm.train import checkpoint
+from jaxrl_llm.train import checkpoint, skipped
 from jaxrl_llm.train.skipped import NotFinite
 from tests.experiment import tiny
 from tests.models_for_tests import byte_model
@@ -133,6 +135,56 @@ def test_a_request_to_stop_keeps_the_step(undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(record, "append_line", whole)
     assert checkpoint.note(checkpoint.latest(tmp_path / "seed_0" / "checkpoints" / "stage_1"))["step"] == 5
     alike(run(tmp_path), undisturbed[0])
+
+
+@pytest.mark.parametrize("workers", [False, True])
+@pytest.mark.parametrize("step", [5, 6])
+def test_a_request_to_stop_keeps_the_step_of_an_asynchronous_run(step, workers, undisturbed, tmp_path, monkeypatch):
+    """No checkpoint is due for long; step 6 is the last one before a measurement."""
+    remote = Remote(Threads, a_worker) if workers else None
+    keeping = Keeping(tmp_path, "one", checkpoint_every=50, staleness=0, remote=remote)
+    again = partial(loop.run_arm, tiny.build(SETTINGS), SETTINGS, [0], keeping=keeping)
+    see = skipped.Streak.see
+
+    def asking(streak, row, at):
+        see(streak, row, at)
+        if at == step - 3 and isinstance(row["loss/total"], float):  # of the second stage; those of an arm are arrays
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(durable.skipped.Streak, "see", asking)
+    with pytest.raises(Stopped, match=f"stopped at step {step}"):
+        again()
+    monkeypatch.setattr(durable.skipped.Streak, "see", see)
+    folder = tmp_path / "seed_0"
+    assert checkpoint.note(checkpoint.latest(folder / "checkpoints" / "stage_1"))["step"] == step
+    assert [row["step"] for row in record.read_lines(folder / "metrics.jsonl")] == list(range(1, step + 1))
+    found = again()
+    for name, curve in undisturbed[0].curves.items():
+        assert found.curves[name]["values"] == curve["values"][:1], name
+
+
+def test_a_request_to_stop_before_the_first_step_behind_a_measurement_keeps_what_was_done(tmp_path, monkeypatch):
+    """Step 6 has no checkpoint yet, and the rollout of step 7 is not waited for."""
+    seen, make = [], durable.host.make_host_loop
+
+    def scored(score, rows):
+        seen.append(rows)
+        if len(seen) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2 * threads.ASK_S)  # the main thread has heard of it
+        return score(rows)
+
+    def made(*given, **named):
+        whole = make(*given, **named)
+        return whole._replace(score=partial(scored, whole.score))
+
+    monkeypatch.setattr(durable.host, "make_host_loop", made)
+    keeping = Keeping(tmp_path, "one", checkpoint_every=50, staleness=0)
+    with pytest.raises(Stopped, match="stopped at step 6"):
+        loop.run_arm(tiny.build(SETTINGS), SETTINGS, [0], keeping=keeping)
+    folder = tmp_path / "seed_0"
+    assert checkpoint.note(checkpoint.latest(folder / "checkpoints" / "stage_1"))["step"] == 6
+    assert [row["step"] for row in record.read_lines(folder / "metrics.jsonl")] == list(range(1, 7))
 
 
 def test_checkpoints_of_a_stage_on_rows_are_as_far_apart_as_was_asked(tmp_path, monkeypatch):

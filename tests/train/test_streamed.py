@@ -69,6 +69,43 @@ def test_stopped_and_resumed_is_undisturbed():
     assert begun + rest == rows and len(set(rows)) == 5 and int(again.step) == 5
 
 
+def test_asked_to_stop_it_reads_no_further():
+    """The updates of a stretch that are not made, and their rows, come when the run goes on."""
+    method, params = _method(ADAM)
+    stream, begun = make_stream(range(10), _make, batch=4), []
+
+    def counted(state, batch):
+        begun.append(batch)
+        return _step(method)(state, batch)
+
+    state = offline.init_state(method, params, jax.random.key(0))
+    state, found = streamed.run(counted, state, stream, steps=5, stop=lambda: len(begun) == 2)
+    whole, rows, _ = _run(5)
+    again, rest, _ = _run(3, state=state, place=stream.get_state())
+    assert len(found) == 2 and [float(one["rows"]) for one in found] + rest == rows
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+
+
+def test_updates_do_not_begin_far_ahead_of_those_that_are_done(monkeypatch):
+    """A device would work them off long after the run was asked to stop."""
+    method, params = _method(ADAM)
+    events, ready = [], jax.block_until_ready
+
+    def begun(state, batch):
+        events.append("begun")
+        return _step(method)(state, batch)
+
+    def waited(tree):
+        events.extend(f"done {one['rows']}" for one in tree)
+        return ready(tree)
+
+    monkeypatch.setattr(streamed.jax, "block_until_ready", waited)
+    state = offline.init_state(method, params, jax.random.key(0))
+    _, found = streamed.run(begun, state, make_stream(range(10), _make, batch=4), steps=4)
+    done = [f"done {one['rows']}" for one in found]
+    assert events == ["begun", "begun", done[0], "begun", done[1], "begun", done[2]]
+
+
 @pytest.mark.slow
 def test_rows_of_a_mesh():
     whole, rows, _ = _run(3, tx=PLAIN)
