@@ -114,6 +114,7 @@ class _Run:
         tasks |= {"score": judged} | ({"refer": judged} if program.reference else {})
         self.all_columns = tuple(dict.fromkeys([c for task in tasks.values() for c in task.columns] + [*columns]))
         self.table, self.columns = TransferQueue(tasks | {"learn": Consumer(columns, self.parts)}), columns
+        self.tasks = tuple(tasks)
         self.leases = Leases(limits.tries)
         self.streak = streak
         self.counts = {"store": sizes.units, "roll": sizes.rollers, "score": sizes.judges, "learn": 1}
@@ -132,6 +133,7 @@ class _Run:
         self.given = 0  # cells that workers were told to fill
         self.litter: dict[str, list[int]] = defaultdict(list)  # rows that a unit may drop
         self.stalled: list[tuple[tuple[str, int], str]] = []  # work whose unit did not answer, until it is known why
+        self.doubted: set[str] = set()  # names of units of which that is not known yet
         self.spent: dict[int, Any] = {}  # orders of rows that trained, and were then lost with their unit
         self.missed = 0  # times in a row that the learner could not read
         self.behind: dict[int, float] = {}
@@ -225,6 +227,7 @@ class _Run:
         self._note("lost", worker.name, cause)
         self.crew.kill(worker.name)
         del self.workers[worker.name]
+        self.doubted.discard(worker.name)
         self.table.leave(worker.name)
         for lease in self.leases.drop(worker.name):
             self._again(lease.item, f"{worker.name} lost ({cause})")
@@ -259,6 +262,7 @@ class _Run:
     def _hand_out(self) -> None:
         while rows := self.table.take("learn", self.parts, timeout=0.0):
             self.whole[rows[0] // self.parts] = rows
+        self._ask_units()
         for unit in self._of("store", idle=True):
             if rows := self.litter.pop(unit.name, []):
                 self._call(unit, "drop", -1, self.limits.start_s, roles.drop, rows)
@@ -279,8 +283,7 @@ class _Run:
 
     def _stored(self) -> bool:
         """Whether all storage units are there, as far as is known."""
-        units = self._of("store")
-        return len(units) == self.sizes.units and not any(u.ticket is not None and u.task == "look" for u in units)
+        return len(self._of("store")) == self.sizes.units and not self.doubted
 
     def _cell(self, row: int, column: str) -> roles.Cell | None:
         """Where a cell belongs; None: in this process.
@@ -376,9 +379,15 @@ class _Run:
         if self.missed > self.limits.tries:
             raise Stuck(f"{worker.name}: {_said(error)}") from error
         self.stalled += [(lease.item, _said(error)) for lease in self.leases.drop(worker.name)]
-        for unit in self._of("store", idle=True):
-            self._call(unit, "look", -1, self.limits.start_s, roles.ready)
+        self.doubted |= {unit.name for unit in self._of("store")}
+        self._ask_units()
         self._settle()
+
+    def _ask_units(self) -> None:
+        """Those that are doubted: is it still there? One that is at work is asked behind that, or missed with it."""
+        for unit in self._of("store", idle=True):
+            if unit.name in self.doubted:
+                self._call(unit, "look", -1, self.limits.start_s, roles.ready)
 
     def _settle(self) -> None:
         """Gives work back that had stalled, once all units are there."""
@@ -395,15 +404,31 @@ class _Run:
         for row in rows:
             if row in self.spent:
                 continue
-            for task in (*(f"roll{k}" for k in range(self.drawn_parts)), "score", "refer"):
+            for task in self.tasks:
                 self.leases.reopen((task, row))
             order = self.table.read([row], "rows0")
             self.table.lose([row], self.all_columns)
             self.whole.pop(row // self.parts, None)
             if row // self.parts < self.now.step:
                 self.spent[row] = order
-            else:
+            else:  # of the step that the learner updates by, too: it may not have read them yet
                 self.table.write([row], rows0=order)
+
+    def _spend(self) -> None:
+        """Takes rows out that are being made again, of steps that meanwhile trained by what was lost."""
+        steps = [step for step in range(self.forgotten, self.now.step) if step not in self.whole]
+        rows = {row for step in steps for row in self._rows(step) if row not in self.spent}
+        rows = {row for row in rows if not all(self.leases.is_done((task, row)) for task in self.tasks)}
+        self.stalled = [(item, cause) for item, cause in self.stalled if item[1] not in rows]
+        for row in rows:
+            for task in self.tasks:
+                self.leases.reopen((task, row))
+            self.spent[row] = self.table.read([row], "rows0")
+            self.table.lose([row], self.all_columns)
+
+    def _needed(self, row: int) -> bool:
+        """Whether a row is to train, or may have to once more."""
+        return row >= self.forgotten * self.parts and row not in self.spent
 
     def _respend(self, step: int) -> None:
         """Orders rows again that trained and were lost, when a learner came back from before them."""
@@ -447,6 +472,8 @@ class _Run:
             self._await_weights(worker)
         elif task in ("start", "look", "drop"):
             worker.ready = True
+            if task == "look":
+                self.doubted.discard(worker.name)
             self._settle()
         else:
             self._done(worker, task, row, reply.value)
@@ -460,6 +487,8 @@ class _Run:
         where = value.rows if rolled else value
         if isinstance(where, roles.Cell) and where.unit not in self.workers:
             return  # it came in on a unit that is no more: the row was given out again with it
+        if not self._needed(row) and not self.leases.is_done((task, row)):
+            return  # its step trained while it was made again
         if not self.leases.done((task, row), worker.name):
             self._note("repeated", worker.name, f"{task} of row {row} was done before")
             return
@@ -517,6 +546,7 @@ class _Run:
             if before is None or now.step > before.step:  # not of an update that is done again
                 self.streak.see(now.metrics, now.step)
         self.missed = 0
+        self._spend()
         while self.forgotten < min(now.saved, now.step):
             self.table.forget(self._rows(self.forgotten))
             for row in self._rows(self.forgotten):

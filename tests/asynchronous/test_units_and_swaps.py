@@ -120,6 +120,82 @@ def test_rows_that_trained_and_were_lost_are_made_again_for_a_learner_that_comes
     assert kinds(report) == ["missing", "lost", "lost", "resumed"], report.events
 
 
+@pytest.mark.parametrize("every", [1, STEPS])
+def test_rows_that_are_lost_while_the_learner_updates_by_them_are_not_waited_for(every, tmp_path):
+    """Of the second step: they are being made again when its update is done, or are to be, on a unit that still starts.
+
+    With a checkpoint of that update they are forgotten; without one the weights are too new for them.
+    """
+    gone, noticed, learned = (threading.Event() for _ in range(3))
+
+    def update(function, learner, *arguments):
+        program = learner.program
+
+        def finish(*given):  # it has read all rows
+            crew.dead.add("store-0")
+            gone.set()
+            assert noticed.wait(60)
+            return program.finish(*given)
+
+        learner.program = program._replace(finish=finish)
+        found = function(learner, *arguments)
+        learner.program = program
+        learned.set()
+        return found
+
+    def behind(function, *arguments):
+        assert gone.wait(60)
+        return function(*arguments)
+
+    def late(function, *arguments):
+        noticed.set()
+        assert learned.wait(60)
+        time.sleep(0.5)  # the conductor hears of the update first
+        return function(*arguments)
+
+    class Slow(Dying):
+        def start(self, name, role, make):
+            slow = role == "store" and name != "store-0" and every == STEPS
+            super().start(name, role, partial(late, make) if slow else make)
+
+    again = {("roll", 4): late} if every == 1 else {}
+    crew = Slow("nothing", 0, {("learn", 2): update, ("roll", 3): behind} | again)
+    sizes = dict(units=1, rollers=1, staleness=1, checkpoint_every=every)
+    _, report = run(tmp_path, crew, limits=PATIENT, **sizes)
+    assert kinds(report) == ["missing", "lost"], report.events
+    rolled_again = 2 if every == 1 else 1  # the row of the third step, that of the second where it began
+    assert crew.counts["roll"] == STEPS + rolled_again
+
+
+def test_a_unit_that_goes_silent_when_it_is_told_to_drop_rows_is_replaced(tmp_path, want):
+    """Nobody says that it is dead: its machine answers nothing any more, neither the conductor nor others."""
+
+    class Silent(Threads):
+        silent = False
+
+        def aside(self, name, function, timeout_s):
+            found = super().aside(name, function, timeout_s)
+
+            def asked(*arguments):
+                if name == "store-0" and self.silent:
+                    raise TimeoutError("no answer in time")
+                return found(*arguments)
+
+            return asked
+
+        def call(self, name, function, *arguments):
+            self.silent = self.silent or function is roles.drop
+            if name == "store-0" and self.silent:
+                self._tickets += 1
+                return self._tickets
+            return super().call(name, function, *arguments)
+
+    state, report = run(tmp_path, Silent(), limits=PATIENT._replace(start_s=10.0), units=1, rollers=1)
+    same(state, want)
+    assert kinds(report) == ["missing", "lost"], report.events
+    assert report.events[1][1:] == ("lost", "store-0", "no answer to drop in 10 s")
+
+
 def test_a_reward_that_never_came_is_invalid_with_units_too(tmp_path):
     faults = {("score", k): programs.raising for k in (2, 3)}
     _, report = run(tmp_path, programs.make_faulty(Threads, faults)(), units=2)
