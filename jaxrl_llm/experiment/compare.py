@@ -263,6 +263,30 @@ def read_common(family: str, arguments: list[str]) -> Common:
     return common
 
 
+def tune_all(
+    common: Common, modules: dict[str, tuple[ModuleType, str]], resolved: dict[str, Any], built: dict[str, Plan],
+    left_out: dict[str, str], folder: pathlib.Path,
+) -> dict[str, Any]:  # fmt: skip
+    """What was tried for every method that trains; settings and plans become those of the best rate.
+
+    A method that holds at no rate is left out, with the reason.
+
+    Raises:
+      UserError: where that is the first, with which all others are compared.
+    """
+    tuned, baseline = {}, next(iter(built))
+    for name in [name for name, plan in built.items() if plan.stages]:
+        try:
+            tuned[name], resolved[name], built[name] = tuned_by(common, *modules[name], folder)
+        except tuning.NoRate as error:
+            if name == baseline:
+                raise
+            left_out[name] = str(error)
+            print(f"left out: {name}: {error}")
+            del resolved[name], built[name]
+    return tuned
+
+
 def compare(family: str, arguments: list[str]) -> Results:
     """Runs the comparison and writes ``results.json``, ``table.md`` and ``plot.png``."""
     common = read_common(family, arguments)
@@ -279,9 +303,7 @@ def compare(family: str, arguments: list[str]) -> Results:
     if not built:
         raise UserError(f"no method of {family} takes the common settings; see the lines above")
     out = cli.open_folder(common.out or f"runs/{'smoke/' if common.smoke else ''}compare/{family}")
-    tuned: dict[str, Any] = {}
-    for name in [name for name, plan in built.items() if plan.stages] if common.tune else ():
-        tuned[name], resolved[name], built[name] = tuned_by(common, *modules[name], out / "arms")
+    tuned = tune_all(common, modules, resolved, built, left_out, out / "arms") if common.tune else {}
     tail = standard.tail_of(built, resolved)
     identities = {
         name: store.identity(modules[name][0], resolved[name], plan, arms.trace(plan), tail=tail)

@@ -10,7 +10,7 @@ from experiments.parts import rare_search
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import __main__ as commands
 from jaxrl_llm.experiment import compare, doctor, locate
-from jaxrl_llm.experiment.evidence import beds
+from jaxrl_llm.experiment.evidence import beds, tuning
 from jaxrl_llm.experiment.results import Results
 from tests import close
 from tests.experiment import tiny
@@ -97,6 +97,26 @@ def test_methods_are_held_against_the_baseline_on_a_bed_that_learns():
     assert "supported here | 0.0002 |" in lines[2] and "| 0.0001, an end of the grid |" in lines[3]
     flat = Results({name: _rising(0.4, 0.4 + noise[k]) for k, name in enumerate(ends)})
     assert "not four standard errors" in compare.judged(flat, beds.Bed())[1][0]
+
+
+def test_a_method_that_holds_at_no_rate_is_left_out(monkeypatch, tmp_path):
+    """All others ran for hours; without the baseline there is nothing to compare."""
+
+    def tuned_by(common, module, name, folder):
+        if name in fails:
+            raise tuning.NoRate(f"arm {name} diverges")
+        return {"best": {name: 0.1}}, f"settings of {name}", plan
+
+    plan, fails = tiny.build(tiny.Settings(steps=2)), {"wild"}
+    monkeypatch.setattr(compare, "tuned_by", tuned_by)
+    modules = {name: (tiny, name) for name in ("base", "wild", "calm")}
+    resolved, built, left_out = dict.fromkeys(modules), dict.fromkeys(modules, plan), {}
+    tuned = compare.tune_all(compare.Common(), modules, resolved, built, left_out, tmp_path)
+    assert list(tuned) == list(built) == ["base", "calm"] and left_out == {"wild": "arm wild diverges"}
+    assert resolved == {"base": "settings of base", "calm": "settings of calm"}
+    fails.add("base")
+    with pytest.raises(UserError, match="arm base diverges"):
+        compare.tune_all(compare.Common(), modules, resolved, built, left_out, tmp_path)
 
 
 def test_the_method_is_named_or_found():

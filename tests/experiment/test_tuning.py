@@ -203,7 +203,9 @@ def test_a_rate_counts_with_the_next_higher_one():
         ([0.3, 0.5, 0.6], 0.001, ["sampled"]),  # what is the best of all was not tried: more rates are wanted
         ([0.5, 0.4, 0.3], 0.0005, ["sampled"]),
         ([0.5, 0.4, float("nan")], 0.0005, ["sampled"]),
-        ([float("nan")] * 3, 0.0005, ["sampled"]),
+        # no two that hold are neighbours: the best alone, and nothing is said of a mean with the next
+        ([float("nan"), 0.5, float("nan")], 0.001, []),
+        ([0.4, float("nan"), 0.5], 0.002, ["sampled"]),
     ],
 )
 def test_a_rate_of_samples_is_one_whose_next_holds(monkeypatch, tmp_path, reached, chosen, edge):
@@ -216,10 +218,23 @@ def test_a_rate_of_samples_is_one_whose_next_holds(monkeypatch, tmp_path, reache
     options = types.SimpleNamespace(fresh=False)
     found = tuning.best(options, tmp_path, "", rates, {}, built, {}, rising=True)
     assert (found["best"], found["at_the_edge"]) == ({"sampled": chosen}, edge)
-    assert found["with_the_next"] == ["sampled"]
+    pairs = np.isfinite(reached[:-1]) & np.isfinite(reached[1:])
+    assert found["with_the_next"] == ["sampled"] * bool(pairs.any())
     alone = tuning.best(options, tmp_path, "", rates, {}, built, {})
     highest = max((value, -rate) for value, rate in zip(np.nan_to_num(reached, nan=-1.0), rates, strict=True))[1]
     assert alone["best"] == {"sampled": -highest} and alone["with_the_next"] == []
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_an_arm_that_diverges_at_every_rate_has_none(monkeypatch, tmp_path, rising):
+    built = {f"sampled@{rate:g}": tiny.build(tiny.Settings()) for rate in (0.1, 0.2, 0.3)}
+    monkeypatch.setattr(store, "run_arms", lambda *given, **named: None)
+    monkeypatch.setattr(tuning.sweep, "second_half", lambda found, name, metric: np.array([0.5, np.nan, 0.5]))
+    options = types.SimpleNamespace(fresh=False)
+    with pytest.raises(
+        UserError, match="arm sampled diverges, or has no reward/mean, at every one of 0.1 0.2 0.3 that"
+    ):
+        tuning.best(options, tmp_path, "", (0.1, 0.2, 0.3), {}, built, {}, rising=rising)
 
 
 def test_a_rate_of_a_table_counts_alone(tmp_path):

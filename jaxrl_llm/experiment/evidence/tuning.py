@@ -7,7 +7,8 @@ value of its own loss there is taken. Losses of two arms need not be comparable,
 
 Where an arm learns from samples, a rate counts as the mean of what it and the next higher one reach. Three seeds hardly
 tell the last rate that holds from one that is safe, and of the eight to 64 of a record some then fall: a rate is taken
-whose next higher one was tried and holds, too. Of a table, which is learned without falling, each rate counts alone.
+whose next higher one was tried and holds, too. Where no two neighbours hold, the best of those that do is all there is.
+Of a table, which is learned without falling, each rate counts alone.
 
 A coefficient of the method (``--coefficient FIELD=V,V,V``) is tried in the same way, at the best rate of each arm.
 """
@@ -31,6 +32,10 @@ from jaxrl_llm.train.plan import Plan
 FIRST_SEED, SEEDS = 1000, 3  # no seed of a record is used, and no evaluation problem is looked at
 METRIC, HELD = "reward/mean", "heldout/loss"
 HELD_SHARE = 8  # one row in so many
+
+
+class NoRate(UserError):
+    """An arm diverges at everything that was tried."""
 
 
 def criterion(plan: Plan) -> tuple[str, int]:
@@ -143,6 +148,9 @@ def best(
       built: the same as plans.
       identities: of them as they are tried.
       rising: the values are learning rates, the lowest first: of arms that sample each counts with the next.
+
+    Raises:
+      NoRate: for an arm that diverges at every value.
     """
     first = {name.partition("@")[0]: plan for name, plan in built.items()}
     judged = {name: criterion(plan) for name, plan in first.items()}
@@ -152,13 +160,21 @@ def best(
     curves = {name: {f"{v:g}": sweep.second_half(found, f"{name}@{said}{v:g}", metric).tolist() for v in values}
               for name, (metric, _) in judged.items()}  # fmt: skip
     beside = [name for name, plan in first.items() if rising and not on_a_table(plan)]
-    chosen, edge = {}, []
+    chosen, edge, paired = {}, [], []
     for name, (_, sign) in judged.items():
         alone = [_worth(curves[name][f"{v:g}"], sign) for v in values]
+        if not np.isfinite(alone).any():
+            text = " ".join(f"{v:g}" for v in values)
+            raise NoRate(f"arm {name} diverges, or has no {judged[name][0]}, at every one of {text} that was tried: "
+                         "give others, lower learning rates first")  # fmt: skip
         worth = with_the_next(alone) if name in beside else alone
+        if name in beside and np.isfinite(worth).any():
+            paired.append(name)
+        else:
+            worth = alone
         chosen[name] = values[int(np.argmax(worth))]
         edge += [name] if int(np.argmax(alone)) in (0, len(values) - 1) else []
-    return {"curves": results.plain(curves), "best": chosen, "at_the_edge": edge, "with_the_next": beside}
+    return {"curves": results.plain(curves), "best": chosen, "at_the_edge": edge, "with_the_next": paired}
 
 
 def with_the_next(worth: list[float]) -> list[float]:
