@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import math
 import pathlib
 import re
 import sys
@@ -194,7 +195,20 @@ def check_record(module: ModuleType) -> str:
         return f"recorded as {record['claim']['verdict']}, the claim now says {claim['verdict']}; run {again}"
     if claim["statement"] != record["claim"]["statement"]:
         return f"the claim's statement has changed; run {again}"
+    if not _as_kept(record["claim"], claim):
+        return f"the parts of the claim say something else now; run {again}"
     return "" if path.with_suffix(".png").is_file() else f"no plot beside {path.name}; {renew}"
+
+
+def _as_kept(old: Any, new: Any) -> bool:
+    """Whether two claims are one, each number to a unit of the last digit kept: ties are rounded either way."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_as_kept(value, new[key]) for key, value in old.items())
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_as_kept, old, new))
+    if isinstance(old, float) and isinstance(new, float):
+        return math.isclose(old, new, rel_tol=10.0 ** (1 - results.DIGITS))
+    return old == new
 
 
 def check_code(module: ModuleType) -> str:

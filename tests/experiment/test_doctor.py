@@ -182,6 +182,19 @@ def test_a_control_that_failed_stands_when_a_record_is_judged_again(recorded):
     assert records.judge_again(module, record, found)["claim"]["bed"] == [said]
 
 
+def test_arms_that_ended_the_same_stay_one_when_a_record_is_judged_again(recorded):
+    """Under the standard; before it nobody looked."""
+    module, path, change = recorded
+
+    def twins(record):
+        record["arms"]["warm"]["metrics"] = record["arms"]["method"]["metrics"]
+
+    assert change(twins) == ""
+    assert "the claim now says test bed invalid" in change(lambda record: record.update(instrument={"controls": []}))
+    again = records.judge_again(module, *results.read(path))["claim"]
+    assert (again["verdict"], again["bed"]) == ("test bed invalid", ["method and warm ended the same in every seed"])
+
+
 def test_a_record_under_the_standard_is_withdrawn_by_its_registration(recorded):
     """The same file's next record has another registration, and stands."""
     module, path, change = recorded
@@ -218,16 +231,21 @@ def _fewer_seeds(record):
         (_fewer_seeds, "3 seeds; run python -m experiments.family.broken --record with 8, or state the reason"),
         (lambda r: r["claim"].update(verdict="undecided"), "as undecided, the claim now says supported here; run"),
         (lambda r: r["claim"].update(statement="other"), "the claim's statement has changed"),
+        (lambda r: r["claim"]["primary"].update(high=0.5), "the parts of the claim say something else now; run"),
+        (lambda r: r["claim"]["primary"].pop("undefined"), "the parts of the claim say something else now; run"),
     ],
-    ids=["arms", "settings", "seeds", "verdict", "statement"],
+    ids=["arms", "settings", "seeds", "verdict", "statement", "numbers", "fields"],
 )
 def test_a_record_that_does_not_belong_is_refused(recorded, edit, said):
     assert said in recorded[2](edit)
 
 
 def test_fewer_seeds_pass_with_a_reason(recorded):
-    recorded[0].FEWER_SEEDS = "an hour a seed"
-    assert recorded[2](_fewer_seeds) == ""
+    module, path, change = recorded
+    module.FEWER_SEEDS = "an hour a seed"
+    assert "the parts of the claim say something else now" in change(_fewer_seeds), "it spoke of eight"
+    again = records.judge_again(module, *results.read(path))
+    assert change(lambda record: record.update(again)) == ""
 
 
 def test_the_command_reports_one_file(capsys):

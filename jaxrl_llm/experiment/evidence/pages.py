@@ -57,7 +57,8 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
     lines += [f"- test bed: {problem}" for problem in claim.bed]
     lines += ["", f"![the parts of the claim, and the curves of all arms]({figure})", "", f"Cost: {_cost(record)}."]
     if proof:
-        where = f", committed in `{proof['registered_in']}`" if proof.get("registered_in") else ""
+        kept = proof.get("registered_in")
+        where = f", committed in `{kept}`" if kept else ", registered in no commit of this repository"
         lines += ["", f"Registered {proof['registered_on']} as `{proof['registered']}` before the first seed "
                       f"({proof['first_seed']}){where}; earlier records of this file: {proof['tries']}; commit "
                       f"`{proof['commit']}`."]  # fmt: skip

@@ -78,13 +78,37 @@ def register(path: pathlib.Path, row: dict[str, Any]) -> None:
         path.write_text("\n".join([*lines, line]) + "\n")
 
 
-def registered_in(path: pathlib.Path, registration: str) -> str:
-    """The commit that brought a registration into the table; empty where none did."""
-    if not path.is_file() or registration not in path.read_text():
+def row_of(path: pathlib.Path, name: str, registration: str, first_seed: int) -> str:
+    """How the line of a registration begins, up to its first seed; empty where the table has none of these three."""
+    for line in path.read_text().splitlines()[1:] if path.is_file() else ():
+        kept, hashed, day, seed, *_ = line.split("\t")
+        if (kept, hashed, seed) == (name, registration, str(first_seed)):
+            return "\t".join((kept, hashed, day, seed))
+    return ""
+
+
+def registered_in(path: pathlib.Path, name: str, registration: str, first_seed: int) -> str:
+    """The commit that brought a registration into the table; empty where none did.
+
+    Args:
+      path: of the table.
+      name: ``family/slug``.
+      registration: the hash.
+      first_seed: the same claim and settings on other seeds are another registration.
+    """
+    row = row_of(path, name, registration, first_seed)
+    if not row:
         return ""
-    words = ["log", "--format=%H", "--diff-filter=AM", "-S", registration, "--", path.name]
+    words = ["log", "--format=%H", "--diff-filter=AM", "-S", row, "--", path.name]
     done = subprocess.run(["git", "-C", str(path.parent), *words], capture_output=True, text=True, check=False)
     return done.stdout.split()[-1][:12] if done.returncode == 0 and done.stdout.split() else ""
+
+
+def whole_history(root: pathlib.Path) -> bool:
+    """Whether all commits are there: of a shallow clone, or a wheel, nobody can say what no commit holds."""
+    words = ["git", "-C", str(root), "rev-parse", "--is-shallow-repository"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() == "false"
 
 
 def first_seed(earlier: dict[str, Any] | None, registration: str, *, unkept: int = 0) -> tuple[int, int]:

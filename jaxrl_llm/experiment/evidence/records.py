@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.experiment import claims, locate, plots, results
 from jaxrl_llm.experiment.claims import Claim, Judged
-from jaxrl_llm.experiment.evidence import beds, verdicts
+from jaxrl_llm.experiment.evidence import beds, provenance, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run.records import record as files
 
@@ -137,6 +137,30 @@ def committed(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, pathlib.Path]]
             yield path, file
 
 
+def same_outcomes(found: Results) -> str:
+    """Arms that ended with the same measurements in every seed, though they trained: they are one arm. Or nothing."""
+
+    def ends(name: str, seeds: list[int]) -> str:
+        arm = found.arms[name]
+        where = [arm.seeds.index(seed) for seed in seeds]
+        return repr(sorted((m, [v[k] for k in where]) for m, v in arm.metrics.items() if m.startswith("eval/")))
+
+    for k, (name, arm) in enumerate(found.arms.items()):
+        for other in [*found.arms][:k] if arm.updates else ():
+            seeds = [seed for seed in arm.seeds if seed in found.arms[other].seeds]  # those of later looks have more
+            if len(seeds) > 1 and (said := ends(name, seeds)) != "[]" and said == ends(other, seeds):
+                return f"{other} and {name}"
+    return ""
+
+
+def without_twins(claim: Claim, found: Results) -> Claim:
+    """The claim, of a bed that is invalid where two arms ended the same."""
+    equal = same_outcomes(found)
+    if not equal:
+        return claim
+    return claim._replace(verdict=verdicts.INVALID, bed=(*claim.bed, f"{equal} ended the same in every seed"))
+
+
 def judge_again(module: Any, record: dict[str, Any], found: Results, reason: str = "") -> dict[str, Any]:
     """The record with its claim judged by the present algebra, on the numbers that are there.
 
@@ -153,11 +177,15 @@ def judge_again(module: Any, record: dict[str, Any], found: Results, reason: str
         claim = beds.examined(stated, module.claim(stated), getattr(module, "BED", None))
         kept = (record.get("instrument") or {}).get("controls") or ()  # they are no arms of the record, and stand
         claim = claims.on_bed(claim, [*claim.bed, *(one["problem"] for one in kept if one["problem"])])
+        claim = claim if is_old(record) else without_twins(claim, found)
     return record | {"claim": plain_claim(claim), "instrument": record.get("instrument")}
 
 
 def rejudge(root: pathlib.Path | None = None, *, only: tuple[str, ...] = ()) -> list[str]:
     """Judges every committed record again and draws its figure again; nothing is run. Returns one line a record.
+
+    The commit that registered a record is looked up again, where the history is whole: a commit that was put on top of
+    another since has another name.
 
     Args:
       only: ``family/slug`` of the records; none: all.
@@ -165,6 +193,7 @@ def rejudge(root: pathlib.Path | None = None, *, only: tuple[str, ...] = ()) -> 
     from jaxrl_llm.experiment import doctor  # which reads records itself
 
     root, lines = locate.root() if root is None else root, []
+    whole, table = provenance.whole_history(root), root / "results" / "registered.tsv"
     for path, file in committed(root):
         name = f"{path.parent.name}/{path.stem}"
         if only and name not in only:
@@ -174,8 +203,13 @@ def rejudge(root: pathlib.Path | None = None, *, only: tuple[str, ...] = ()) -> 
         reason = reason_withdrawn(path, record)
         if record["claim"].get("parts", True) == []:  # a record that was never judged stays so
             again = record | {"claim": plain_claim(claims.open_claim(record["claim"]["statement"]))}
+            again["instrument"] = record.get("instrument")
         else:
             again = judge_again(module, record, found, reason)
+        proof = again["instrument"]
+        if whole and proof and "first_seed" in proof:
+            given = name, proof["registered"], proof["first_seed"]
+            again["instrument"] = proof | {"registered_in": provenance.registered_in(table, *given)}
         save(again, path)
         held = {curve for arm in found.arms.values() for curve in arm.curves}
         shown = tuple(x for x in getattr(module, "CURVES", module.METRICS) if x in held or not reason)

@@ -155,16 +155,14 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
     instrument = {
         "commit": provenance.commit(pathlib.Path(module.__file__ or "").parent),
         "registered": registration, "registered_on": day,
-        "registered_in": provenance.registered_in(table, registration),
+        "registered_in": provenance.registered_in(table, f"{path.parent.name}/{path.stem}", registration, first),
         "tries": tries, "first_seed": first, "withheld": unkept,
         "code": {name: store.code(module, job.built[name], arms.trace(job.built[name])) for name in job.built},
         "identities": identities, "tail": tail, "pilot": tried, "tuned": tuned, "forced": bool(tried["problems"]),
     }  # fmt: skip
     seen, broken = controlled(job, planned, identities, first, looks, tail)
     found, claim = _looked(job, chosen, identities, first, looks, d_star, tail, broken)
-    equal = same_outcomes(found)
-    if equal:
-        claim = claim._replace(verdict=verdicts.INVALID, bed=(*claim.bed, f"{equal} ended the same in every seed"))
+    claim = records.without_twins(claim, found)
     precise = records.precision(found, claim.primary.arm, claim.primary.than) if claim.primary else None
     near = tuning.neighbours(job, tuned, found, first, tail) if tuned is not None else []
     return found, claim, instrument | {
@@ -229,22 +227,6 @@ def _looked(
             break
         chosen = list(dict.fromkeys([*chosen, unsure])) if unsure else chosen
     return whole, claim
-
-
-def same_outcomes(found: Results) -> str:
-    """Arms that ended with the same measurements in every seed, though they trained: they are one arm. Or nothing."""
-
-    def ends(name: str, seeds: list[int]) -> str:
-        arm = found.arms[name]
-        where = [arm.seeds.index(seed) for seed in seeds]
-        return repr(sorted((m, [v[k] for k in where]) for m, v in arm.metrics.items() if m.startswith("eval/")))
-
-    for k, (name, arm) in enumerate(found.arms.items()):
-        for other in [*found.arms][:k] if arm.updates else ():
-            seeds = [seed for seed in arm.seeds if seed in found.arms[other].seeds]  # those of later looks have more
-            if len(seeds) > 1 and (said := ends(name, seeds)) != "[]" and said == ends(other, seeds):
-                return f"{other} and {name}"
-    return ""
 
 
 def pilot_command(path: str, arguments: list[str]) -> int:
