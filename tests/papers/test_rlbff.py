@@ -253,7 +253,7 @@ def test_loaded_weights_learn_at_their_own_rate():
     critic, world = LANGUAGE.reading.critic._replace(rate=1e-5), LANGUAGE.world._replace(rate=1e-5)
     loaded = LANGUAGE._replace(world=world, reading=LANGUAGE.reading._replace(critic=critic))
     for task, rate in ((LANGUAGE, 3e-3), (loaded, 1e-5)):
-        imitated = principle_critic.warm_stage(task, judged, steps=1, table=4)
+        imitated = principle_critic.warm_stage(task, judged, steps=1, table=4, rows_per_step=64, learning_rate=3e-3)
         rewarded = attribute_rewards.taught_stage(task, steps=1, replies=4)
         close.assert_printed(first_step(imitated), rate, 7, magnitude=rate)
         close.assert_printed(first_step(rewarded), rate, 7, magnitude=rate)

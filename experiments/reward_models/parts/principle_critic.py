@@ -62,10 +62,14 @@ def draw_reports(task: Replies, judged: Judgements, key: Key, n: int) -> tuple[A
     return ask(task, words, prompts, replies), write(task, principle, level, yes), weight > 0
 
 
-def warm_stage(task: Replies, judged: Judgements, *, steps: int, table: int) -> Stage:
+def warm_stage(
+    task: Replies, judged: Judgements, *, steps: int, table: int, rows_per_step: int, learning_rate: float
+) -> Stage:
     """Imitation of reports."""
-    loss, rate = strings.make_imitation(task.reading.critic, "generative"), task.reading.critic.rate or 3e-3
-    return strings.table_stage(_reports(task, judged, table), loss, steps=steps, rows_per_step=64, learning_rate=rate)
+    loss, rate = strings.make_imitation(task.reading.critic, "generative"), task.reading.critic.rate or learning_rate
+    return strings.table_stage(
+        _reports(task, judged, table), loss, steps=steps, rows_per_step=rows_per_step, learning_rate=rate
+    )
 
 
 @lru_cache(maxsize=4)
