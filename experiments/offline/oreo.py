@@ -21,9 +21,6 @@ Measure:   held-out Countdown with three numbers, floor and chance 0.15; 16 resp
            training (value/) and of 256 to held-out problems (heldout/; gate 0.6). beta_low and beta_high: a tenth and
            ten times beta, where the best V is near the largest and near the mean reward. No knob takes what credit by
            tokens is for, long responses, to zero on 18 of them: response is one step, scrambled credit without meaning.
-           These numbers, 0.01, 1 and the 1280 problems of larger, are of the embedded run: at scale, where beta is 0.03
-           and a table has 15000 problems, beta_low is a third, beta_high 33 times beta and larger smaller than
-           rejection, so that a run of one's own asks for beta and table in the place of these arms.
 Run:       python -m experiments.offline.oreo; with --model DIR --data FILE on a model and rows of your own, with
            --logged FILE on responses that you have: prompt, response and reward
 """
@@ -90,9 +87,9 @@ ARMS = {
     "kto": {"method": response_table.kto, "of_rate": 0.1},
     "scrambled": {"credit": response_table.scrambled},
     "rounds": {"rounds": 2},
-    "beta_low": {"beta": 0.01},
-    "beta_high": {"beta": 1.0},
-    "larger": {"method": response_table.rejection, "table_problems": 1280},
+    "beta_low": {"beta": experiment.Times(0.1)},
+    "beta_high": {"beta": experiment.Times(10)},
+    "larger": {"method": response_table.rejection, "table_problems": experiment.Times(4)},
 }
 METHOD = "oreo"
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")

@@ -1,5 +1,6 @@
 """Experiments: arms x seeds -> results, table, plot, and a claim that is code; see ``experiments/_template.py``."""
 
+from jaxrl_llm.experiment.arms import Times
 from jaxrl_llm.experiment.claims import (
     Claim,
     Part,
@@ -22,6 +23,6 @@ from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
-    "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude",
-    "exceeds_own", "gains_more", "greater", "grows_more", "keeps", "main", "smaller", "steadier", "up_to",
+    "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "Times", "above", "at", "below", "close",
+    "conclude", "exceeds_own", "gains_more", "greater", "grows_more", "keeps", "main", "smaller", "steadier", "up_to",
 ]  # fmt: skip

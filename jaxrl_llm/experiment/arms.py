@@ -27,15 +27,41 @@ def check_slots(module: ModuleType) -> None:
         raise ValueError(f"{module.__name__} has no {', '.join(missing)}; compare experiments/_template.py")
 
 
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """In the place of an arm's number: so many times that of the settings, on the embedded model and on one's own."""
+
+    factor: int | float
+
+    def of(self, number: int | float) -> int | float:
+        """The number of the arm, of the kind of the given one; without what multiplying leaves in its last digits.
+
+        >>> Times(4).of(320), Times(0.1).of(0.1)
+        (1280, 0.01)
+        """
+        return type(number)(float(f"{self.factor * number:.12g}"))
+
+    def __str__(self) -> str:
+        return f"{self.factor:g} times that of the settings"
+
+
+def changed(settings: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of an arm, with the numbers that ``Times`` gives of these settings."""
+    return {
+        name: value.of(getattr(settings, name)) if isinstance(value, Times) else value
+        for name, value in changes.items()
+    }
+
+
 def override(settings: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """``dataclasses.replace`` that names the nearest field where one does not exist."""
+    """``dataclasses.replace`` that names the nearest field where one does not exist, of ``changed``."""
     known = [f.name for f in dataclasses.fields(settings)]
     for name in changes:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(known)}"
             raise UserError(f"{where} sets {name!r}, which is no setting; {hint}")
-    return dataclasses.replace(settings, **changes)
+    return dataclasses.replace(settings, **changed(settings, changes))
 
 
 def bundled(model: str) -> bool:

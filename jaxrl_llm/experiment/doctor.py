@@ -181,8 +181,9 @@ def check_record(module: ModuleType) -> str:
     known = [arm for arm in module.ARMS if arm in record["arms"]]
     if list(record["arms"]) != known:
         return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}"
+    base = _base_of(module, record)
     for arm in known:
-        changes, kept = module.ARMS[arm], record["arms"][arm]["settings"]
+        changes, kept = arms.changed(base, module.ARMS[arm]), record["arms"][arm]["settings"]
         moved = [field for field, value in changes.items() if not results.same(kept.get(field), results.plain(value))]
         if moved:
             return f"arm {arm} was recorded with another {', '.join(moved)}; {renew}"
@@ -245,10 +246,13 @@ def _code_of(module: ModuleType, path: pathlib.Path) -> str:
     return f"stale: {'; '.join(found)}; {renew}" if found else ""
 
 
+def _base_of(module: ModuleType, record: dict[str, Any]) -> Any:
+    return arms.preset(module, smoke=False, model=record["settings"].get("model", module.Settings().model))
+
+
 def _settings_of(module: ModuleType, record: dict[str, Any], name: str) -> Any:
     """The settings of a recorded arm: the arm of the file, with the numbers of the record."""
-    base = arms.preset(module, smoke=False, model=record["settings"].get("model", module.Settings().model))
-    own = arms.override(base, module.ARMS[name], f"arm {name!r}")
+    own = arms.override(_base_of(module, record), module.ARMS[name], f"arm {name!r}")
     kept = record["arms"][name]["settings"]
     numbers = {
         f.name: tuple(kept[f.name]) if isinstance(kept[f.name], list) else kept[f.name]

@@ -48,6 +48,19 @@ def test_arms_come_in_their_own_order_and_unknown_ones_are_listed():
         arms.resolve(tiny, base, ("cold",))
 
 
+def test_an_arm_may_be_so_many_times_the_settings(monkeypatch):
+    """Its number follows a smaller preset, a model of one's own and a flag; counts stay whole numbers."""
+    monkeypatch.setitem(tiny.ARMS, "more", {"steps": arms.Times(4), "learning_rate": arms.Times(0.1)})
+    few, many = (
+        arms.resolve(tiny, tiny.Settings(steps=steps, learning_rate=rate), ("more",))["more"]
+        for steps, rate in ((3, 0.1), (50, 3e-2))
+    )
+    assert (few.steps, few.learning_rate, many.steps, many.learning_rate) == (12, 0.01, 200, 0.003)
+    assert type(few.steps) is int and str(arms.Times(0.1)) == "0.1 times that of the settings"
+    with pytest.raises(UserError, match="arm 'more' sets 'step', which is no setting; did you mean 'steps'"):
+        arms.override(tiny.Settings(), {"step": arms.Times(4)}, "arm 'more'")
+
+
 def test_missing_slots_are_named():
     arms.check_slots(tiny)
     with pytest.raises(ValueError, match="no SMOKE, METRICS, build, claim"):

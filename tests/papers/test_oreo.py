@@ -222,3 +222,15 @@ def test_kto_by_hand():
     value, figures = method.loss(params, reference, rows(np.arange(4)))
     close.assert_near(value, np.float32(want), terms=256, magnitude=8.0)
     assert method.whole is None and float(figures["tokens/trained"]) == length.sum()
+
+
+def test_arms_keep_their_meaning_at_scale():
+    """The positive control has four times the problems, and beta a tenth and ten times of what it is."""
+    for base, problems, betas in ((oreo.Settings(), 60_000, (0.003, 0.3)), (embedded(), 1280, (0.01, 1.0))):
+        found = arms.resolve(oreo, base, ("larger", "beta_low", "beta_high"))
+        assert found["larger"].table_problems == problems
+        assert tuple(found[name].beta for name in ("beta_low", "beta_high")) == betas
+
+
+def embedded():
+    return arms.preset(oreo, smoke=False, model="nano")

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxrl_llm.experiment import locate, results
+from jaxrl_llm.experiment.arms import Times
 from jaxrl_llm.experiment.evidence import pilot, records, systems
 
 
@@ -19,7 +20,8 @@ def section(text: str, name: str) -> str:
 def _arms(module: ModuleType) -> list[str]:
     rows = ["| arm | changes |", "|---|---|"]
     for name, changes in module.ARMS.items():
-        text = ", ".join(f"`{k}` = `{v}`" for k, v in results.plain(changes).items()) or "nothing: the settings"
+        shown = {field: str(value) if isinstance(value, Times) else value for field, value in changes.items()}
+        text = ", ".join(f"`{k}` = `{v}`" for k, v in results.plain(shown).items()) or "nothing: the settings"
         rows.append(f"| {name} | {text.replace('|', chr(92) + '|')} |")
     return rows
 
