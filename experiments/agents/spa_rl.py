@@ -96,7 +96,6 @@ class Settings(multi_turn_plan.Settings):
     fit_rate: float = 1e-5  # at scale
     weight: float = 1.0  # alpha, of the progress
     grounding: float = 0.5  # beta
-    times: float = 1.0  # so much of it
     attribute: Callable[..., Array] = learned
 
 
@@ -112,8 +111,8 @@ ARMS = {
     "no_grounding": {"grounding": 0.0},
     "grounding_only": {"attribute": terminal},
     "uniform": {"attribute": uniform},
-    "beta_10": {"times": 10.0},
-    "strong": {"times": 50.0},
+    "beta_10": {"grounding": experiment.Times(10)},
+    "strong": {"grounding": experiment.Times(50)},
     "oracle": {"attribute": oracle},
 }
 METRICS = ("eval/success", "eval/turns", "eval/moved", "eval/revisits", "eval/credit")
@@ -156,7 +155,7 @@ def own(settings: Settings) -> Setup:
 
 def build(settings: Settings) -> Plan:
     """The estimator fitted to episodes of the base, then PPO on the rewards of turns."""
-    weights = {"weight": settings.weight, "grounding": settings.times * settings.grounding}
+    weights = {"weight": settings.weight, "grounding": settings.grounding}
     setup = setup_of(settings, embedded, own)
 
     def paid(params, extras, rows, rewards):

@@ -49,7 +49,6 @@ class Settings(recipes.OnlineSettings):
     steps: int = 200
     of_steps: Callable = make_progress(4)
     alpha: float = 5.0
-    times: float = 1.0  # so much of it
     verified_prompts: int = 512  # whose prefixes the verifier learns
     completions: int = 20
     prover: Prover = progress_verifier.BASE
@@ -79,8 +78,8 @@ ARMS = {
     "chance": {"of_steps": progress_verifier.success_itself},
     "weak": {"prover": progress_verifier.WEAK},
     "strong": {"prover": progress_verifier.STRONG},
-    "low": {"times": 0.3},
-    "high": {"times": 3.0},
+    "low": {"alpha": experiment.Times(0.3)},
+    "high": {"alpha": experiment.Times(3)},
     "pits": {"spend": progress_verifier.around_pits},
     "search": {"stages": 0},
     "search_q": {"stages": 0, "beamed": progress_verifier.chance_alone},
@@ -110,7 +109,7 @@ def build(settings: Settings) -> experiment.Plan:
         steps, _ = step_labels.label(stepped, rows)
         chances = progress_verifier.step_success(found, declared(Verified, extras).verifier, rows, steps, most=most)
         paid = returns.at_last_token(rewards.value, rows.mask & rewards.valid[:, None])
-        return paid + settings.times * settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
+        return paid + settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
 
     online = step_labels.make_ppo(settings, found, token_rewards, kl_weight=settings.kl_weight)
     kept = episode_methods.model_for(settings.kl_weight)

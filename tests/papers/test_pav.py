@@ -55,16 +55,16 @@ def test_low_and_high_lie_around_alpha_with_a_model_of_ones_own_too():
     found = {}
     for name, base in (("embedded", small), ("own", pav.Settings())):
         given = arms.resolve(pav, base, ("low", "pav", "high"))
-        found[name] = {arm: one.times * one.alpha for arm, one in given.items()}
+        found[name] = {arm: one.alpha for arm, one in given.items()}
     assert found["embedded"] == {"pav": 1.0, "low": 0.3, "high": 3.0}
     assert found["own"] == {"pav": 5.0, "low": 1.5, "high": 15.0}
 
     def program(**changes):
-        plan = pav.build(dataclasses.replace(small, **changes))
+        plan = pav.build(arms.override(small, changes, "pav"))
         return fingerprints.fingerprint(plan, arms.trace(plan))
 
     half = program(alpha=0.5)
-    assert program(alpha=2.0, times=0.25) == half != program()
+    assert program(alpha=arms.Times(0.5)) == half != program()
 
 
 def test_soft_labels():

@@ -125,14 +125,14 @@ def test_the_oracle_pays_for_sub_goals():
 def test_walking_outweighs_the_task_at_the_papers_weight_alone():
     """What a whole episode that leads nowhere is paid for its steps, beside 1 for the task."""
     base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
-    given = {name: s.times * s.grounding for name, s in arms.resolve(spa_rl, base, ()).items()}
+    given = {name: s.grounding for name, s in arms.resolve(spa_rl, base, ()).items()}
     assert (given["spa"], given["beta_10"], given["strong"]) == (0.01, 0.1, 0.5)
     most = {name: beta * errands.make_errands().turns for name, beta in given.items()}
     assert {name for name, paid in most.items() if paid == 0} == {"ppo", "no_grounding"}
     assert {name for name, paid in most.items() if paid >= 0.25} == {"beta_10", "strong"}
     assert 1 < most["beta_10"] < most["strong"]
     assert spa_rl.Settings().grounding == 0.5 and base.grounding <= 0.01
-    scale = {name: s.times * s.grounding for name, s in arms.resolve(spa_rl, spa_rl.Settings(), ()).items()}
+    scale = {name: s.grounding for name, s in arms.resolve(spa_rl, spa_rl.Settings(), ()).items()}
     assert (scale["spa"], scale["beta_10"], scale["strong"]) == (0.5, 5.0, 25.0)
 
 
