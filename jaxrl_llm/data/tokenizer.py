@@ -50,10 +50,12 @@ def _encoders(
     if not first or not piece(first[0]).startswith(("\u2581", "\u0120")):
         return encode, None
 
+    heads = [(anchor, head) for anchor in _ANCHORS if (head := encode(anchor))]
+
     def behind(text: str) -> list[int]:
-        for anchor in _ANCHORS:
-            head, ids = encode(anchor), encode(anchor + text)
-            if head and ids[: len(head)] == head:
+        for anchor, head in heads:
+            ids = encode(anchor + text)
+            if ids[: len(head)] == head:
                 return ids[len(head) :]
         return encode(text)
 

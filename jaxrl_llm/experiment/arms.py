@@ -121,30 +121,30 @@ def record_path(module: ModuleType) -> pathlib.Path:
     return file.parents[2] / "results" / file.parent.name / f"{file.stem}.json"
 
 
-def figure_names(plan: Plan) -> list[set[str]]:
-    """The names of the metrics of every online stage, from shapes alone; none of a world, which needs episodes."""
-    params, found = jax.eval_shape(plan.init, key := jax.eval_shape(lambda: jax.random.key(0))), []
+def _traced(plan: Plan) -> tuple[Any, list[tuple[plans.Stage, Any, Any]], Any]:
+    """The jaxpr of the start; each stage with that of one iteration and its metrics; the last parameters.
+
+    All from shapes alone. Rewards of the host are left out, and of a world the stages, which need its episodes.
+    """
+    key, found = jax.eval_shape(lambda: jax.random.key(0)), []
+    first, params = jax.make_jaxpr(plan.init, return_shape=True)(key)
     for stage in plan.stages if plan.world is None else ():
         module = online if isinstance(stage.method, online.Online) else offline
-        if module is online and plan.on_host and plan.host_score:
+        if plan.on_host and plan.host_score and module is online:
             stage = stage._replace(method=stage.method._replace(score=unscored))
-        state, metrics = jax.eval_shape(
-            lambda params, key, m=module, s=stage: m.iterate(s.method, plans.start(s, params, key)), params, key
-        )
+
+        def one(params, key, stage=stage, module=module):
+            return module.iterate(stage.method, plans.start(stage, params, key))
+
+        traced, (state, metrics) = jax.make_jaxpr(one, return_shape=True)(params, key)
+        found.append((stage, traced, metrics))
         params = state.params
-        found += [set(metrics)] if module is online else []
-    return found
+    return first, found, params
 
 
-def trace_stage(stage: plans.Stage, params: Any, key: Any):
-    """The jaxpr of one iteration of a stage, from shapes alone; and the parameters' shapes after it."""
-    module = online if isinstance(stage.method, online.Online) else offline
-
-    def one(params, key):
-        return module.iterate(stage.method, plans.start(stage, params, key))
-
-    traced, out = jax.make_jaxpr(one, return_shape=True)(params, key)
-    return traced, out[0].params
+def figure_names(plan: Plan) -> list[set[str]]:
+    """The names of the metrics of every online stage; none of a world, which needs episodes."""
+    return [set(metrics) for stage, _, metrics in _traced(plan)[1] if isinstance(stage.method, online.Online)]
 
 
 def trace(plan: Plan) -> list[Any]:
@@ -153,12 +153,8 @@ def trace(plan: Plan) -> list[Any]:
     On the host the measurement is Python, and so are the rewards and a world: they are left out, and with a world the
     stages, which need its episodes.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    first, params = jax.make_jaxpr(plan.init, return_shape=True)(key)
-    traced = [first]
-    for stage in plan.stages if plan.world is None else ():
-        if plan.on_host and plan.host_score and isinstance(stage.method, online.Online):
-            stage = stage._replace(method=stage.method._replace(score=unscored))
-        one, params = trace_stage(stage, params, key)
-        traced.append(one)
-    return traced if plan.on_host else [*traced, jax.make_jaxpr(plans.measured(plan))(params, key)]
+    first, found, params = _traced(plan)
+    traced = [first, *(one for _, one, _ in found)]
+    if plan.on_host:
+        return traced
+    return [*traced, jax.make_jaxpr(plans.measured(plan))(params, jax.eval_shape(lambda: jax.random.key(0)))]

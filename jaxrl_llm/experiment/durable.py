@@ -530,7 +530,7 @@ class SeedRun:
             for step, row in rows.items():
                 logs.add("metrics.jsonl", step, row)
                 self.see(step, row)
-            step, stopping = max(rows, default=step), hosts.anywhere(stop.asked)  # none: stopped before the first
+            step, stopping = max(rows, default=step), _asked(stop)  # none: stopped before the first
             every = self.keeping.checkpoint_every
             keep = (step - offset) % every == 0 or step == offset + stage.steps or stopping
             keep = keep and step > offset  # else the stage before has kept what this one begins with

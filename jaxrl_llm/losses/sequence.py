@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
-from jaxrl_llm.losses.policy import MAX_LOG_RATIO, masked
+from jaxrl_llm.losses.policy import MAX_LOG_RATIO, bounded_surrogate, masked
 from jaxrl_llm.types import TokenTerms
 
 
@@ -67,10 +67,10 @@ def gspo_token_loss(
 def _clipped(ratio: Array, advantages: Array, mask: Array, clip_low: float, clip_high: float) -> TokenTerms:
     if not 0 <= clip_low < 1 or clip_high < 0:
         raise ValueError(f"clip_low={clip_low} must lie in [0, 1) and clip_high={clip_high} must not be negative")
+    if clip_low == 0 or clip_high == 0:  # at a ratio of 1 clip and minimum would share their gradients out
+        return bounded_surrogate(ratio, advantages, mask, low=1 - clip_low, high=1 + clip_high)
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)
     cut = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
-    if clip_low == 0 or clip_high == 0:  # at a ratio of 1 clip and minimum share their gradients out
-        surrogate = jnp.where(cut, jax.lax.stop_gradient(surrogate), ratio * advantages)
     aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": (cut & mask).astype(jnp.float32)}
     return TokenTerms(-jnp.where(mask, surrogate, 0.0), aux)
 

@@ -160,21 +160,23 @@ def verify_chain(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_chain({"value": 10}, "10").reason
     'no # before the answer'
     """
-    _, marker, text = response.rpartition("#")
-    if not marker:
-        return Verdict(0.0, True, "no # before the answer")
-    if _WHOLE.fullmatch(text) is None:
-        return Verdict(0.0, True, f"{text[:20]!r} is not a whole number of at most 4 digits")
-    given, wanted = int(text), int(answer["value"])
+    given, wanted = read_chain(answer, response), int(answer["value"])
+    if given is None:
+        _, marker, text = response.rpartition("#")
+        said = f"{text[:20]!r} is not a whole number of at most 4 digits" if marker else "no # before the answer"
+        return Verdict(0.0, True, said)
     return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given} is not {wanted}")
+
+
+def _expects_number(answer: dict[str, Any]) -> bool:
+    return is_number(str(answer["value"]).strip())
 
 
 def read_any(answer: dict[str, Any], response: str) -> Fraction | str | None:
     """What ``verify_any`` compares: a number where the expected value is one, text elsewhere."""
-    return (read_number if is_number(str(answer["value"]).strip()) else read_exact)(answer, response)
+    return (read_number if _expects_number(answer) else read_exact)(answer, response)
 
 
 def verify_any(answer: dict[str, Any], response: str) -> Verdict:
     """Number comparison where the expected value is a number, text comparison elsewhere."""
-    wanted = str(answer["value"]).strip()
-    return (verify_number if is_number(wanted) else verify_exact)(answer, response)
+    return (verify_number if _expects_number(answer) else verify_exact)(answer, response)

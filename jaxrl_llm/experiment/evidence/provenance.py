@@ -14,15 +14,16 @@ from jaxrl_llm.experiment import results
 TRY = 100  # seeds of the first record start at 0, those of the next try at 100, and so on
 
 
+def _git(root: pathlib.Path, *words: str) -> str:
+    """What git says in a folder; empty where it fails, as outside a repository."""
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
 def commit(root: pathlib.Path) -> str:
     """The commit of the sources, with a plus sign where files differ from it; empty outside a repository."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    head = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top)*.py") if head else ""
+    head = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ":(top)*.py") if head else ""
     return head[:12] + "+" * bool(changed)
 
 
@@ -99,16 +100,13 @@ def registered_in(path: pathlib.Path, name: str, registration: str, first_seed: 
     row = row_of(path, name, registration, first_seed)
     if not row:
         return ""
-    words = ["log", "--format=%H", "--diff-filter=AM", "-S", row, "--", path.name]
-    done = subprocess.run(["git", "-C", str(path.parent), *words], capture_output=True, text=True, check=False)
-    return done.stdout.split()[-1][:12] if done.returncode == 0 and done.stdout.split() else ""
+    found = _git(path.parent, "log", "--format=%H", "--diff-filter=AM", "-S", row, "--", path.name).split()
+    return found[-1][:12] if found else ""
 
 
 def whole_history(root: pathlib.Path) -> bool:
     """Whether all commits are there: of a shallow clone, or a wheel, nobody can say what no commit holds."""
-    words = ["git", "-C", str(root), "rev-parse", "--is-shallow-repository"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.returncode == 0 and done.stdout.strip() == "false"
+    return _git(root, "rev-parse", "--is-shallow-repository") == "false"
 
 
 def first_seed(earlier: dict[str, Any] | None, registration: str, *, unkept: int = 0) -> tuple[int, int]:
