@@ -54,6 +54,28 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     assert "before the first seed (100), committed in `0123456789ab`; earlier records of this file: 1;" in text
 
 
+def test_a_page_says_which_parts_compare_rates_too():
+    """One arm was tuned and the other was not: a difference at unlike rates is no ablation."""
+    record = systems.records_of("preference", "negative_synthetic", ROOT)[0]
+    text = "\n".join(pages._judged(record, "figure.png"))
+    assert "Parts whose arms trained at unlike rates" in text
+    assert "- step_dpo at 0.00025 against dpo at 0.001, in eval/broken" in text
+    assert "against rft at" not in text  # both were tuned
+
+
+def test_a_page_says_what_was_seen_where_no_record_stands():
+    text = page("safe_constraints", ROOT / "docs" / "papers" / "family")
+    assert "\nSeen, and not kept as a record:\n\n- capo - listed in shifted/violations -0.042" in text
+    told = page("igpo", ROOT / "docs" / "papers" / "family")
+    assert "Seen, and not kept" not in told and "- seen before and not kept: igpo - grpo" in told
+
+
+def test_a_paper_whose_record_is_withdrawn_waits_for_another():
+    waiting = pages.index(ROOT).partition("## What a record would cost")[2]
+    assert "[analysis/mip_overthinking](analysis/mip_overthinking.md)" in waiting
+    assert "(agents/igpo.md)" not in waiting
+
+
 def test_a_rate_at_which_a_seed_diverged_has_no_mean():
     record = systems.records_of("agents", "igpo", ROOT)[0]
     curves = {"grpo": {"0.001": [0.5, 0.7], "0.01": [0.5, None]}}
@@ -105,7 +127,7 @@ def test_the_index_orders_what_has_no_record_by_its_cost():
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "minutes" not in line]
     assert [float(row[0][2:]) for row in rows] == sorted(float(row[0][2:]) for row in rows)
     assert "agents/igpo" not in text and "hybridflow" not in text, "they have one"
-    assert {row[2] for row in rows} == {"pilot", records.OLD}
+    assert {row[2] for row in rows} == {"pilot", records.OLD, "withdrawn record"}
 
 
 def test_withdrawn_verdicts_say_why():

@@ -151,6 +151,19 @@ def test_a_coefficient_of_the_method_is_tried_at_the_best_rate(tmp_path):
     assert {settings.learning_rate for settings in applied.values()} == {0.5}
 
 
+def test_an_ablation_takes_the_rate_of_the_method(tmp_path):
+    """At the baseline's its difference to the method would be one of rates, too; as near to both, the baseline's."""
+    arms = {
+        "method": {}, "baseline": {"kind": "baseline", "wanted": 2.0}, "ablation": {"wanted": 3.0},
+        "control": {"kind": "baseline"}, "between": {"kind": "passed", "wanted": 4.0},
+    }  # fmt: skip
+    tuned = {"best": {"method": 0.5, "baseline": 0.01}}
+    applied = tuning.applied(_pulled(tmp_path, arms), tuned).resolved
+    assert {name: settings.learning_rate for name, settings in applied.items()} == {
+        "method": 0.5, "baseline": 0.01, "ablation": 0.5, "control": 0.01, "between": 0.01,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [

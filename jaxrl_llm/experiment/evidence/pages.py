@@ -3,12 +3,14 @@
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from jaxrl_llm.experiment import locate, results
 from jaxrl_llm.experiment.arms import Times
-from jaxrl_llm.experiment.evidence import pilot, records, systems
+from jaxrl_llm.experiment.claims import Judged
+from jaxrl_llm.experiment.evidence import pilot, provenance, records, systems
 
 
 def section(text: str, name: str) -> str:
@@ -49,6 +51,21 @@ def _curves(tuned: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _unlike(record: dict[str, Any], parts: Iterable[Judged]) -> list[str]:
+    """Which parts compare arms at unlike learning rates, of which not both are tuned: the rate is in what they say."""
+    rates = {name: arm["settings"].get("learning_rate") for name, arm in record["arms"].items() if arm["updates"]}
+    found = []
+    for part in parts:
+        one, two = rates.get(part.arm), rates.get(part.than)
+        if one and two and one != two and not {part.arm, part.than} <= set(record["instrument"]["tuned"]["best"]):
+            found.append(f"- {part.arm} at {one:g} against {part.than} at {two:g}, in {part.metric}")
+    head = [
+        "",
+        "Parts whose arms trained at unlike rates, of which one was not tuned, so that they compare rates, too:",
+    ]
+    return [*head, "", *dict.fromkeys(found)] if found else []
+
+
 def _judged(record: dict[str, Any], figure: str) -> list[str]:
     """One record, with the link to its figure."""
     claim, proof = records.read_claim(record), record.get("instrument") or {}
@@ -78,7 +95,8 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
         seen = one["bounds"]
         lines.append(f"- control {one['name']}, {one['text']}: {seen['mean']:+.4g} [{seen['low']:+.4g}, "
                      f"{seen['high']:+.4g}] (n={seen['n']})")  # fmt: skip
-    return [*lines, "", f"Command: `{record['command']}`"]
+    unlike = _unlike(record, claim.parts) if proof.get("tuned") else []
+    return [*lines, *unlike, "", f"Command: `{record['command']}`"]
 
 
 def page(system: systems.System, module: ModuleType, folder: pathlib.Path, root: pathlib.Path) -> str:
@@ -105,6 +123,9 @@ def page(system: systems.System, module: ModuleType, folder: pathlib.Path, root:
     found = systems.records_of(family, system.slug, root)
     said = systems.piloted(f"{family}/{system.slug}", pilots, found)
     lines += ["", f"Mechanism: {systems.mechanism(system)}. Pilot: {said}."]
+    told = {what for record in found for what in (record.get("instrument") or {}).get("withheld") or ()}
+    unkept = [what for what in provenance.withheld(root).get(f"{family}/{system.slug}", []) if what not in told]
+    lines += ["", "Seen, and not kept as a record:", "", *(f"- {what}" for what in unkept)] if unkept else []
     files = [path for path in systems.record_files(family, system.slug, root) if path.is_file()]
     for path, record in zip(files, found, strict=True):
         lines += _judged(record, link(path.with_suffix(".png")))
@@ -147,7 +168,11 @@ def index(root: pathlib.Path) -> str:
         name = f"{file.parent.name}/{system.slug}"
         lines.append(f"- [{system.title}]({name}.md)")
         found = systems.records_of(*name.split("/"), root)
-        if any(not records.is_old(record) for record in found):
+        paths = [path for path in systems.record_files(*name.split("/"), root) if path.is_file()]
+        stand = [
+            record for record, path in zip(found, paths, strict=True) if not records.reason_withdrawn(path, record)
+        ]
+        if any(not records.is_old(record) for record in stand):
             continue
         row = pilots.get(name)
         if row:
@@ -156,7 +181,8 @@ def index(root: pathlib.Path) -> str:
             )
         elif found:
             seconds = sum(arm["seconds"] for arm in found[0]["arms"].values())
-            waiting.append((seconds / 60, name, records.OLD, "none"))
+            source = records.OLD if records.is_old(found[0]) else "withdrawn record"
+            waiting.append((seconds / 60, name, source, "none"))
     table = ["| minutes | paper | from | pilot |", "|---|---|---|---|"]
     for minutes, name, source, said in sorted(waiting):
         table.append(f"| {minutes:.0f} | [{name}]({name}.md) | {source} | {said} |")

@@ -16,6 +16,7 @@ A coefficient of the method (``--coefficient FIELD=V,V,V``) is tried in the same
 import dataclasses
 import itertools
 import pathlib
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -246,18 +247,32 @@ def _worth(values: list[float], sign: int) -> float:
     return sign * float(np.mean(values)) if np.isfinite(values).all() else -np.inf
 
 
+def nearest(job: Any, name: str, tuned: Iterable[str]) -> str:
+    """The tuned arm from which an arm differs in the fewest settings; of several the last one (the baseline).
+
+    What an arm leaves out of the method is to be seen at the method's rate: at the baseline's the rate would be a part
+    of every such difference.
+    """
+
+    def differing(other: str) -> int:
+        one, two = job.resolved[name], job.resolved[other]
+        fields = [field.name for field in dataclasses.fields(one) if field.name != "learning_rate"]
+        return sum(getattr(one, field) != getattr(two, field) for field in fields)
+
+    return min(reversed([*tuned]), key=differing)
+
+
 def applied(job: Any, tuned: dict[str, Any]) -> Any:
-    """The record with every tuned arm at its own best rate, and the others at that of the last (the baseline's).
+    """The record with every tuned arm at its own best rate, and any other at that of the tuned arm ``nearest`` to it.
 
     An arm whose own rate is what it is about keeps it: at another a floor would train. So with a coefficient, of which
     the others take that of the first (the method's).
     """
-    rates, resolved = list(tuned["best"].values()), {}
-    best = {"learning_rate": (tuned["best"], rates[-1])}  # by arm, and of the others
-    if own := tuned.get("coefficient"):
-        best[own["field"]] = (own["best"], next(iter(own["best"].values())))
+    resolved, own = {}, tuned.get("coefficient")
     for name, settings in job.resolved.items():
-        given = {field: found.get(name, rest) for field, (found, rest) in best.items()}
+        given = {"learning_rate": tuned["best"][nearest(job, name, tuned["best"])]}
+        if own:
+            given[own["field"]] = own["best"].get(name, next(iter(own["best"].values())))
         given = {field: value for field, value in given.items() if field not in job.module.ARMS[name]}
         resolved[name] = dataclasses.replace(settings, **given)
     built, _ = cli.build_arms(job.module, resolved, job.options.microbatches)
