@@ -186,8 +186,16 @@ def test_ranks_are_of_the_value_model_that_drew():
     close.assert_near(found, np.corrcoef([0, 1, 2, 3], [0, 1.5, 3, 1.5])[0, 1])
 
 
-def test_the_bed_has_an_oracle_and_one_arm_ranks_prompts_that_nobody_chose():
+def test_the_bed_has_an_oracle_and_a_frozen_value_model_takes_random_prompts():
+    """V at 1/2 puts all candidates alike, and of equals the first are taken: one candidate is the same."""
     assert pcl.BED.positive == "oracle" and pcl.BED.positive in pcl.ARMS
     base = pcl.Settings(**pcl.EMBEDDED)
-    alike = arms.resolve(pcl, base, ("random", "pcl"))
-    assert alike["random"] == dataclasses.replace(alike["pcl"], candidates=1) and alike["pcl"].candidates == 4
+    frozen = arms.resolve(pcl, base, ("frozen",))["frozen"]
+    assert frozen.value_rate == 0.0 and frozen.candidates == 4
+    head, table = prompt_value.started_head(3), jnp.asarray(np.random.default_rng(0).normal(size=(64, 3)), jnp.float32)
+    values, key = prompt_value.head_values(table), jax.random.key(5)
+    drawn = {}
+    for candidates in (1, 4):
+        sampler = prompt_value.make_value_sampler(values, lambda: head, 64, optax.sgd(0.0), candidates=candidates)
+        drawn[candidates] = sampler.draw(sampler.init(64), key, 8)[0].tolist()
+    assert drawn[1] == drawn[4]
