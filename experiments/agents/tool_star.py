@@ -13,9 +13,8 @@ Left out:  the web, the KL term; tool_star has one critic, amid GRPO. The embedd
            start is made by a rule, and nothing mends its episodes.
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
 Measure:   a third of the questions asks for an entry of a hidden table, a third for a sum of two numbers, for which one
-           tool is enough, a third for a sum over two entries, which takes both; the 64 that are measured are drawn
-           apart from the 512 that train, from a space so small that 28 of them, with the entries that they ask for, are
-           met there, too; equal updates; the critic plays as many episodes as the GRPO steps in its place. eval/both:
+           tool is enough, a third for a sum over two entries, which takes both; none of the 64 that are measured is,
+           with the entries that it asks for, among the 512 that train; equal updates; the critic plays as many episodes as the GRPO steps in its place. eval/both:
            share of episodes that call both tools; the cold start imitates 0.22, and has to begin below 0.7 (a part of
            the claim), so that a reward for it has something to change. A guess is right in 0.1, who calls what is
            needed in 1.

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -74,6 +75,31 @@ def make_arena(
     room = turns * (env.action_tokens + env.observation_tokens)
     policy = _decoder(words, train.tokens.shape[1], room, layers)
     return Arena(policy, env, train, heldout, turns, behave, end_ids)
+
+
+def drawn_apart(
+    draw: Callable[[int, int], Problems], identify: Callable[[Problems], np.ndarray], *, train: int, heldout: int
+) -> tuple[Problems, Problems]:
+    """Tasks to train on, and tasks to be measured on that ask nothing which any of the others asks.
+
+    Of all that may be asked a hash holds a fifth back, whoever draws it: two draws from a small space would share much.
+
+    Args:
+      draw: ``(count, seed) -> tasks``; one seed for each of the two tables.
+      identify: what a task asks, as one number: tasks that ask the same have the same.
+
+    Raises:
+      ValueError: where sixteen draws for each task do not give enough.
+    """
+    tables = []
+    for seed, (count, back) in enumerate(((train, False), (heldout, True))):
+        drawn = draw(16 * count, seed)
+        mixed = identify(drawn).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+        rows = np.flatnonzero((mixed % np.uint64(5) == 0) == back)[:count]
+        if len(rows) < count:
+            raise ValueError(f"{len(rows)} of {16 * count} draws are of the part of which {count} are wanted")
+        tables.append(jax.tree.map(lambda x, rows=rows: x[rows], drawn))
+    return tables[0], tables[1]
 
 
 def skilled(

@@ -53,6 +53,13 @@ def problems(count: int, seed: int, *, pages: int = PAGES) -> Problems:
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, answers["pages"])
 
 
+def asked(tasks: Problems) -> Int[np.ndarray, " B"]:
+    """What a ledger shows, as one number: its pages and their amounts."""
+    amounts, pages = (np.asarray(tasks.answers[name]) for name in ("amounts", "pages"))
+    shown = np.where(np.arange(PAGES) < pages[:, None], amounts, 0)
+    return pages * 2**PAGES + (shown << np.arange(PAGES)).sum(1)
+
+
 def _step(state: Ledger, action: Array, count: Array) -> Answered:
     token, said = action[0], action[0] - FIRST_ANSWER
     answers = (said >= 0) & (said < MODULUS)
@@ -109,10 +116,7 @@ class Skill(NamedTuple):
 
 @lru_cache(maxsize=4)
 def make_ledger(skill: Skill = Skill()) -> arenas.Arena:
-    """A decoder of two layers, 512 ledgers to train on; ``Skill(1.0, 1.0)`` makes no mistake.
-
-    The 64 that are measured are drawn by themselves: the pages of 48 are those of one that trains.
-    """
+    """A decoder of two layers, 512 ledgers to train on and 64 other ones; ``Skill(1.0, 1.0)`` makes no mistake."""
 
     def behave(state: Ledger, key: Key) -> Array:
         first, second = jax.random.split(key)
@@ -122,7 +126,8 @@ def make_ledger(skill: Skill = Skill()) -> arenas.Arena:
         anything = jax.random.randint(second, (1,), lowest, FIRST_ANSWER + MODULUS, jnp.int32)
         return jnp.where(wise, expert(state), anything)
 
-    return arenas.make_arena(ENV, problems(512, 0), problems(64, 1), behave, words=len(ALPHABET), turns=TURNS)
+    tables = arenas.drawn_apart(problems, asked, train=512, heldout=64)
+    return arenas.make_arena(ENV, *tables, behave, words=len(ALPHABET), turns=TURNS)
 
 
 @lru_cache(maxsize=4)

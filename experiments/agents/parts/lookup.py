@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from experiments.agents.parts.arena import Arena, make_arena
+from experiments.agents.parts.arena import Arena, drawn_apart, make_arena
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns
 from jaxrl_llm.types import Key, Problems
 
@@ -39,6 +39,14 @@ def problems(count: int, seed: int) -> Problems:
     tokens = np.stack([hops, FIRST_CALL + start, np.full(count, ALPHABET.index("="))], axis=1)
     answers = {name: jnp.asarray(x, jnp.int32) for name, x in (("hops", hops), ("start", start), ("table", table))}
     return Problems(jnp.asarray(tokens, jnp.int32), jnp.ones(tokens.shape, bool), answers, answers["hops"])
+
+
+def asked(tasks: Problems) -> Int[np.ndarray, " B"]:
+    """What a question asks, as one number: where its chain begins, and the one or two entries that it looks up."""
+    table, start, hops = (np.asarray(tasks.answers[name]) for name in ("table", "start", "hops"))
+    once = np.take_along_axis(table, start[:, None], axis=1)
+    twice = np.where(hops[:, None] == 2, np.take_along_axis(table, once, axis=1), ENTITIES)
+    return (start * ENTITIES + once[:, 0]) * (ENTITIES + 1) + twice[:, 0]
 
 
 def _step(state: Question, action: Array, count: Array) -> Answered:
@@ -91,10 +99,7 @@ def calls(turns: Turns) -> Int[Array, " B"]:
 
 @lru_cache(maxsize=8)
 def make_lookup(*, turns: int = 4, skill: float = 0.5) -> Arena:
-    """A decoder of two layers and 512 questions to train on.
-
-    The 64 that are measured are drawn by themselves: 5 of them train, too, and 60 ask what one that trains asks, of the
-    same entries.
+    """A decoder of two layers, 512 questions to train on and 64 that are measured, which ask for other chains.
 
     Args:
       skill: chance that the behaviour to imitate looks up, or answers, what it should; else any of both.
@@ -106,4 +111,5 @@ def make_lookup(*, turns: int = 4, skill: float = 0.5) -> Arena:
         anything = jax.random.randint(other, (), FIRST_CALL, FIRST_ANSWER + ENTITIES)
         return jnp.where(jax.random.uniform(wise) < skill, right, anything)[None]
 
-    return make_arena(ENV, problems(512, 0), problems(64, 1), behave, words=len(ALPHABET), turns=turns)
+    tables = drawn_apart(problems, asked, train=512, heldout=64)
+    return make_arena(ENV, *tables, behave, words=len(ALPHABET), turns=turns)

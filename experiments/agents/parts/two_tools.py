@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts import calculator
-from experiments.agents.parts.arena import Arena, make_arena
+from experiments.agents.parts.arena import Arena, drawn_apart, make_arena
 from experiments.agents.parts.lookup import calls
 from jaxrl_llm import reduce
 from jaxrl_llm.rewards import shaping
@@ -64,6 +64,14 @@ def problems(count: int, seed: int, *, alone: float = 0.0) -> Problems:
     tokens = jnp.asarray(np.stack(columns, axis=1), jnp.int32)
     answers = {name: jnp.asarray(x, jnp.int32) for name, x in (("asked", asked), ("sign", sign), ("table", table))}
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, jnp.full((count,), 2, jnp.int32))
+
+
+def what_is_asked(tasks: Problems) -> Int[np.ndarray, " B"]:
+    """What a question asks, as one number: its words, and the entries of the table that they name."""
+    asked, sign, table = (np.asarray(tasks.answers[name]) for name in ("asked", "sign", "table"))
+    entries = np.take_along_axis(table, np.minimum(asked, ENTITIES - 1), axis=1)
+    first, second = np.where(asked < ENTITIES, asked * 10 + entries, 10 * ENTITIES + asked).T
+    return (first * 100 + second) * len(ALPHABET) + sign
 
 
 def operands(state: Sum) -> Int[Array, " 2"]:
@@ -165,10 +173,7 @@ def make_two_tools(
     alone: float = 0.0,
     calculate: Callable[..., tuple[Array, Array]] = calculator.calculate,
 ) -> Arena:
-    """A decoder of two layers and 512 questions to train on.
-
-    The 64 that are measured are drawn by themselves: with two of three ``alone``, 28 of them ask what one that trains
-    asks, of the same entries.
+    """A decoder of two layers, 512 questions to train on and 64 that are measured, which ask for other things.
 
     Args:
       turns: one more than the calls that an episode may have.
@@ -197,4 +202,5 @@ def make_two_tools(
         return jnp.where(computes, written, jnp.full((WRITTEN,), spoken, jnp.int32))
 
     more = {"words": len(ALPHABET), "turns": turns, "end_ids": ENDS}
-    return make_arena(make_env(calculate), problems(512, 0, alone=alone), problems(64, 1, alone=alone), behave, **more)
+    tables = drawn_apart(partial(problems, alone=alone), what_is_asked, train=512, heldout=64)
+    return make_arena(make_env(calculate), *tables, behave, **more)
