@@ -10,10 +10,11 @@ Equations: r_k = p_{k+1} - p_k, p_k the policy's own probability of the right an
 Left out:  documents and a retriever: a search is one entry of a hidden table, an answer one token; the penalty of
            format; embedded, the KL term, whose weight is not known here (at scale that of deepresearcher).
 Expect:    eval/success: igpo > grpo and igpo > information_only.
-Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for is
-           asked by any of the 512 that train; equal episodes and updates. turn/signal: share of actions whose advantage is not 0. Answers of one token: p_k is
-           then exact, and a search moves it all at once; over longer answers it is a mean of tokens most of which say
-           nothing, which this bed does not measure (at scale it is what is taken).
+Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for
+           is asked by any of the 512 that train; equal episodes and updates. turn/signal: share of actions whose
+           advantage is not 0. Answers of one token: p_k is then exact, and a search moves it all at once; over longer
+           answers it is a mean of tokens most of which say nothing, which this bed does not measure (at scale it is
+           what is taken).
 Run:       python -m experiments.agents.igpo; at scale --model DIR --data FILE --format hotpotqa
            --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right answer
 """

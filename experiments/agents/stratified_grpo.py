@@ -11,12 +11,12 @@ Equations: A_i = alpha (R_i - mean_k) / std_k + (1 - alpha) (R_i - mean) / std, 
 Left out:  documents and a retriever: a search is one entry of a hidden table; embedded, the
            KL term, whose weight is not known here (at scale that of the search agents whose code it extends).
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
-Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for is
-           asked by any of the 512 that train; equal episodes and updates. calls/mean: searches of an episode, at every action; eval/moved: share of actions that
-           led on. 20 steps: after 70 GRPO ends at 0.957, and leaves no room. The record says contradicted, where calls
-           decide the outcome: of questions of one look-up the base answers .14, .48, .27, .18 and none after 0 to 4
-           searches (two seeds), and what a stratum takes off is what is to be learned. It says nothing of worlds whose
-           episodes succeed alike with few searches and with many.
+Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for
+           is asked by any of the 512 that train; equal episodes and updates. calls/mean: searches of an episode, at
+           every action; eval/moved: share of actions that led on. 20 steps: after 70 GRPO ends at 0.957, and leaves no
+           room. The record says contradicted, where calls decide the outcome: of questions of one look-up the base
+           answers .14, .48, .27, .18 and none after 0 to 4 searches (two seeds), and what a stratum takes off is what
+           is to be learned. It says nothing of worlds whose episodes succeed alike with few searches and with many.
 Run:       python -m experiments.agents.stratified_grpo; at scale --model DIR --data FILE --format hotpotqa
            --tools search=CORPUS.jsonl
 """

@@ -14,10 +14,10 @@ Left out:  the web, the KL term; tool_star has one critic, amid GRPO. The embedd
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
 Measure:   a third of the questions asks for an entry of a hidden table, a third for a sum of two numbers, for which one
            tool is enough, a third for a sum over two entries, which takes both; none of the 64 that are measured is,
-           with the entries that it asks for, among the 512 that train; equal updates; the critic plays as many episodes as the GRPO steps in its place. eval/both:
-           share of episodes that call both tools; the cold start imitates 0.22, and has to begin below 0.7 (a part of
-           the claim), so that a reward for it has something to change. A guess is right in 0.1, who calls what is
-           needed in 1.
+           with the entries that it asks for, among the 512 that train; equal updates; the critic plays as many episodes
+           as the GRPO steps in its place. eval/both: share of episodes that call both tools; the cold start imitates
+           0.22, and has to begin below 0.7 (a part of the claim), so that a reward for it has something to change. A
+           guess is right in 0.1, who calls what is needed in 1.
 Run:       python -m experiments.agents.tool_star; at scale --model DIR --data FILE --format hotpotqa
            --tools python,search=CORPUS.jsonl, where the model itself is the cold start. Data with tools, sampled by
            prompts and hints, are made by ``rows --data FILE --tools ... --writer http://localhost:8000/v1
