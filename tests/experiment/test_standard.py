@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import types
 from functools import partial
@@ -64,6 +65,29 @@ def test_a_record_from_pilot_to_verdict(place, capsys):
     level = verdicts.level_at(len(found.arms["method"].seeds), (4, 8))
     close.assert_printed(record["claim"]["primary"]["level"], level, 6)
     assert "learning rates tuned equally" in records.caption(record) and records.OLD not in records.title(record)
+
+
+@pytest.mark.slow
+def test_a_record_whose_arms_train_is_tuned_or_its_file_says_why_not(place, monkeypatch):
+    monkeypatch.delattr(tiny, "UNTUNED")
+    said = "--tune: method and baseline of the primary part would train at the rate of the file; give at least three"
+    with pytest.raises(UserError, match=re.escape(said)):
+        cli.run(tiny, [*WORDS, "--register"])
+    assert not place.exists()
+
+
+def test_a_record_says_that_it_was_not_tuned_and_what_is_less_than_claimed():
+    """Of l2s_merging the claim has a margin that responses, shorter as they are, do not reach."""
+    root = ROOT / "results"
+    merged = results.read(root / "efficiency" / "l2s_merging.json")[0]
+    part = records.read_claim(merged).primary
+    assert (part.verdict, part.sign) == ("contradicted", -1) and part.high < 0 > part.low
+    assert records.less_than_claimed(part) == "; in the paper's direction, but less than is claimed"
+    against = records.read_claim(results.read(root / "agents" / "w4s.json")[0]).primary
+    assert against.verdict == "contradicted" and records.less_than_claimed(against) == ""
+    assert records.untuned(merged)
+    assert not records.untuned(results.read(root / "curriculum" / "pcl.json")[0])
+    assert not records.untuned(results.read(root / "systems" / "realhf.json")[0])  # nothing of it trains
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ ARMS = {
     "method": {},
     "warm": {"warm_steps": 2},
 }
+UNTUNED = "records of tests, most of which are not about rates"
 METRICS = ("eval/accuracy",)
 CURVES = ("eval/accuracy", "reward/mean")
 

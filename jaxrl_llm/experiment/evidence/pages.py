@@ -53,7 +53,7 @@ def _curves(tuned: dict[str, Any]) -> list[str]:
 
 def _unlike(record: dict[str, Any], parts: Iterable[Judged]) -> list[str]:
     """Which parts compare arms at unlike learning rates, of which not both are tuned: the rate is in what they say."""
-    rates = {name: arm["settings"].get("learning_rate") for name, arm in record["arms"].items() if arm["updates"]}
+    rates = {name: arm["settings"].get("learning_rate") for name, arm in record["arms"].items() if arm.get("updates")}
     found = []
     for part in parts:
         one, two = rates.get(part.arm), rates.get(part.than)
@@ -71,8 +71,9 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
     claim, proof = records.read_claim(record), record.get("instrument") or {}
     old = f" ({records.OLD})" if records.is_old(record) else ""
     lines = ["", f"## Verdict{records.named_bed(record)}: {claim.verdict}{old}", "", f"{claim.statement}", ""]
-    lines += [f"- **primary** {part.verdict}: {part}" for part in claim.parts[:1]]
-    lines += [f"- secondary (Holm) {part.verdict}: {part}" for part in claim.parts[1:]]
+    words = ["**primary**", *["secondary (Holm)"] * len(claim.parts[1:])]
+    for word, part in zip(words, claim.parts, strict=True):
+        lines.append(f"- {word} {part.verdict}: {part}{records.less_than_claimed(part)}")
     lines += [f"- test bed: {problem}" for problem in claim.bed]
     lines += ["", f"![the parts of the claim, and the curves of all arms]({figure})", "", f"Cost: {_cost(record)}."]
     if proof:
@@ -95,6 +96,12 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
         seen = one["bounds"]
         lines.append(f"- control {one['name']}, {one['text']}: {seen['mean']:+.4g} [{seen['low']:+.4g}, "
                      f"{seen['high']:+.4g}] (n={seen['n']})")  # fmt: skip
+    if (precise := proof.get("precision")) and precise.get("sampling_share") is not None:
+        low, high = precise["over_problems"]
+        share = f"{precise['sampling_share']:.2f}"
+        note = ", above the 0.25 of the standard: more samples would narrow the interval" if float(share) > 0.25 else ""
+        lines.append(f"- of the variance of a seed's difference in accuracy the share that is sampling: {share}{note}; "
+                     f"over problems [{low:+.4g}, {high:+.4g}]")  # fmt: skip
     unlike = _unlike(record, claim.parts) if proof.get("tuned") else []
     return [*lines, *unlike, "", f"Command: `{record['command']}`"]
 

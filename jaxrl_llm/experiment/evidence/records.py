@@ -74,6 +74,22 @@ def precision(found: Results, arm: str, than: str) -> dict[str, Any] | None:
     }
 
 
+def less_than_claimed(part: Judged) -> str:
+    """Of a contradicted difference that is beyond zero in the paper's direction: that it is smaller than is claimed."""
+    ends = sorted((part.sign * part.low, part.sign * part.high))
+    if part.verdict == verdicts.CONTRADICTED and part.kind == "difference" and ends[0] > 0:
+        return "; in the paper's direction, but less than is claimed"
+    return ""
+
+
+def untuned(record: dict[str, Any]) -> bool:
+    """Whether arms of the primary part of a record under the standard trained at rates that nobody chose by trying."""
+    part, proof = record["claim"].get("primary"), record.get("instrument")
+    if not part or not proof or proof.get("tuned"):
+        return False
+    return any(record["arms"].get(name, {}).get("updates") for name in (part["arm"], part["than"]))
+
+
 def is_old(record: dict[str, Any]) -> bool:
     """Whether a record was made before the standard: narrow evaluation, no pilot, nothing fixed before its seeds."""
     return not record.get("instrument")

@@ -126,6 +126,12 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
     if tried["problems"] and not options.force_record:
         raise UserError(f"the pilot says no: {tried['problems'][0]}; change the bed, or give --force-record")
     chosen = primary_arms(planned)
+    free = [name for name in chosen if job.built[name].stages and tuning.own_rate(module, name) is None]
+    if free and not options.tune and not getattr(module, "UNTUNED", ""):
+        raise UserError(
+            f"--tune: {' and '.join(free)} of the primary part would train at the rate of the file; give at least "
+            "three learning rates, or say in the file why one is right: UNTUNED = 'why'"
+        )
     tuned = tuning.tune(job, chosen, options.tune) if options.tune else None
     if tuned is not None:
         if options.coefficient:

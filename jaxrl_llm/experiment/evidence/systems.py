@@ -12,16 +12,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 STATUSES = ("not started", "written", "tested")
 HEADER = """# Systems
 
-Made by `python -m jaxrl_llm.experiment pages` from the files of this repository; a test compares. Nothing here is typed
-but *mechanism*, which is stated in `experiments/systems.tsv`: whether the file has the whole method of its paper, or
-what it lacks. *pilot*: whether two minutes of training say that a record could show an effect, and its estimated
-processor minutes up to the first look (`results/pilots.tsv`). *record*: of the standard, of the old instrument, or
-none. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every file
-passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported* (beyond
-zero in the paper's direction, on two tasks or base models), *supported here* (on one; a second one, `--bed NAME`, costs
-processor hours and has not been run), *contradicted* (beyond zero in the other direction), *no practical effect* (the
-whole interval within d*, the smallest effect of interest), *undecided*, *test bed invalid* (the baseline does not
-learn, unlearns, or leaves no room: whatever the parts say).
+Made by `python -m jaxrl_llm.experiment pages` from the files of this repository; a test compares. Nothing here is
+typed but *mechanism*, which is stated in `experiments/systems.tsv`: whether the file has the whole method of its
+paper, or what it lacks. *pilot*: whether two minutes of training say that a record could show an effect, and its
+estimated processor minutes up to the first look (`results/pilots.tsv`). *record*: of the standard, of the old
+instrument, or none; *not tuned*: arms of the primary part of one of them trained at a rate that nobody chose by
+trying. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every
+file passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported*
+(beyond zero in the paper's direction, on two tasks or base models), *supported here* (on one; a second one, `--bed
+NAME`, costs processor hours and has not been run), *contradicted* (beyond zero in the other direction; of a claim with
+a margin: short of it), *no practical effect* (the whole interval within d*, the smallest effect of interest),
+*undecided*, *test bed invalid* (the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
 *withdrawn* verdicts do not stand, for the reason given. *old instrument*: the record was made before the standard
 (narrow evaluation, eight seeds, no tuning, nothing fixed before the first seed) and was judged again without runs. A
 verdict speaks of the small embedded model and task of that record, and of nothing larger. *Embedded only*: takes
@@ -84,7 +85,8 @@ def effect(record: dict[str, Any]) -> str:
     seeds = min(len(arm["seeds"]) for arm in record["arms"].values())
     if claim.primary is None:
         return f"{len(record['arms'])} arms, {seeds} seeds"
-    return str(claim.primary).replace("|", "\\|") + "".join(f"; {problem}" for problem in claim.bed[:1])
+    said = f"{claim.primary}{records.less_than_claimed(claim.primary)}".replace("|", "\\|")
+    return said + "".join(f"; {problem}" for problem in claim.bed[:1])
 
 
 def status(system: System, tests: dict[pathlib.Path, str], root: pathlib.Path = ROOT) -> tuple[str, str]:
@@ -132,7 +134,8 @@ def recorded(found: list[dict[str, Any]]) -> str:
     """Which records there are: under the standard, of the old instrument, or none."""
     fresh = [record for record in found if not records.is_old(record)]
     if fresh:
-        return f"{len(fresh)} under the standard" if len(fresh) > 1 else "under the standard"
+        kind = "under the standard, not tuned" if any(map(records.untuned, fresh)) else "under the standard"
+        return f"{len(fresh)} {kind}" if len(fresh) > 1 else kind
     return records.OLD if found else "none"
 
 
