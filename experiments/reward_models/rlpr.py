@@ -14,9 +14,10 @@ Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 wit
 Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 40 steps.
 Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
 Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
-           write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which
-           rlpr with as many is no control. reward/mean is the truth for all arms, as in the files of judges: the number
-           of the reference has a ceiling of a half, which an arm falls short of the more it prefers one form.
+           write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which rlpr
+           with as many is no control. reward/mean is the truth for all arms, as in the files of judges: the number of
+           the reference has a ceiling of a half, which an arm falls short of the more it prefers one form. reward/auc:
+           how often what an arm is paid for ranks a right answer of a step above a wrong one (0.5: says nothing).
 Run:       python -m experiments.reward_models.rlpr
 """
 
@@ -33,6 +34,7 @@ from experiments.reward_models.parts import answer_judges, free_answers, text_an
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.metrics import calibration
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import keep_reference, referred
 from jaxrl_llm.types import declared
@@ -91,7 +93,15 @@ ARMS = {
 }
 METHOD = "rlpr"
 METRICS = ("eval/accuracy", "eval/pass@2", "filter/kept", "reward/mean")
-CURVES = ("eval/accuracy", "filter/kept", "reward/mean", "eval/tokens", "policy/entropy", "judge/balanced")
+CURVES = (
+    "eval/accuracy",
+    "filter/kept",
+    "reward/mean",
+    "reward/auc",
+    "eval/tokens",
+    "policy/entropy",
+    "judge/balanced",
+)
 BED = experiment.Bed(judges=(("verifier", "judge/balanced", 0.75),))  # one who always says yes has 0.5
 
 
@@ -112,6 +122,13 @@ class Spread(NamedTuple):
 
     spread: Array
     step: Array
+
+
+class Paid(NamedTuple):
+    """Extras of a batch: what each row is paid, before any penalty, and whether its answer is equivalent."""
+
+    paid: Array
+    equivalent: Array
 
 
 class Filtered(NamedTuple):
@@ -149,7 +166,7 @@ def build(settings: Settings) -> experiment.Plan:
         return score
 
     def estimate(params, extras, rows, rewards):
-        value = reward(params, extras, rows)
+        value = paid = reward(params, extras, rows)
         if settings.penalty:
             value = value - settings.penalty * repeated_share(rows.tokens, rows.mask, n=4)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
@@ -161,9 +178,10 @@ def build(settings: Settings) -> experiment.Plan:
             shown = free_answers.with_reference(free, rows)
             own |= free_answers.Likelihood(shown, settings.raised * value)._asdict()
             rows = rows._replace(mask=free_answers.reasoning_of(free, rows))
+        read = free.read(rows)
+        right = free.equivalent(*read, jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers))
+        own |= Paid(paid, right)._asdict()
         if settings.examples:
-            read = free.read(rows)
-            right = free.equivalent(*read, jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers))
             own |= answer_judges.Passed(value > 0.5, right, read[1])._asdict()
         inner = builders.make_estimate(
             policy,
@@ -182,6 +200,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def figures(batch, metrics):
         kept = {"filter/kept": jnp.sum(declared(Filtered, batch.extras).kept) / batch.mask.shape[0]}
+        kept["reward/auc"] = jnp.nan_to_num(calibration.auroc(*declared(Paid, batch.extras)), nan=0.5)
         return kept | (answer_judges.figures_of(batch, metrics) if settings.examples else {})
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)

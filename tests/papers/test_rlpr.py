@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -198,3 +199,16 @@ def test_the_correction_is_of_the_start_of_rl_and_the_filter_of_the_eleventh_ste
     ]
     assert kept == [[True] * 4, [True] * 4, [False] * 4]
     assert asked == [(now, True), (extras["reference"], False)] * 3
+
+
+def test_a_figure_says_how_well_what_is_paid_ranks_right_answers():
+    """Of two right and two wrong answers three of four pairs are in order; where all are wrong it says nothing."""
+    settings = dataclasses.replace(rlpr.Settings(), **rlpr.EMBEDDED | rlpr.SMOKE)
+    figures = rlpr.build(settings).stages[1].method.figures
+    paid, kept = jnp.array([0.9, 0.4, 0.5, 0.1]), rlpr.Filtered(jnp.zeros(4), jnp.ones(4))._asdict()
+    found = {
+        name: figures(types.SimpleNamespace(extras=kept | rlpr.Paid(paid, right)._asdict(), mask=jnp.ones((4, 1))), {})
+        for name, right in (("both", jnp.array([True, True, False, False])), ("wrong", jnp.zeros(4, bool)))
+    }
+    assert float(found["both"]["reward/auc"]) == singles(0.75) and float(found["wrong"]["reward/auc"]) == 0.5
+    assert float(found["both"]["filter/kept"]) == 1.0
