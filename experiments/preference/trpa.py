@@ -15,9 +15,10 @@ Left out:  reasoning before the answer: a small decoder answers at once. Differs
 Expect:    kk_new/accuracy: trpa > grpo; the spread of trpa over seeds below that of grpo, and that of wide below that
            of no_region.
 Measure:   fresh samples on knights and knaves of three people that no text and no training has (kk_new), where the base
-           starts at 0.44 in its pilot (a guess: 0.125); kk4: of four people. kk and kk2: the puzzles of three and two people that
-           are trained on, whose solutions the base has read. It answers 30 % at random and breaks the format in 20 %.
-           Temperature 0.6, 256 puzzles of each kind an evaluation; equal rollouts and updates but for one_update.
+           starts at 0.44 in its pilot (a guess: 0.125); kk4: of four people. kk and kk2: the puzzles of three and two
+           people that are trained on, whose solutions the base has read. It answers 30 % at random and breaks the
+           format in 20 %. Temperature 0.6, 256 puzzles of each kind an evaluation; equal rollouts and updates but for
+           one_update.
 Run:       python -m experiments.preference.trpa
 """
 
