@@ -68,6 +68,7 @@ ARMS = {
     "rl": {"score": correctness},
     "rl_brier": {"score": with_brier},
 }
+D_STAR = {"sums/ece": 0.05}  # a twentieth of stated confidence: less no reader of one response would see
 METRICS = (
     "sums/accuracy", "sums/found", "sums/ece", "sums/brier", "facts/accuracy", "facts/ece", "facts/overconfidence",
     "sums/ptrue_auroc", "facts/ptrue_auroc", "hidden/overconfidence", "hidden/told_auroc",

@@ -17,9 +17,9 @@ Left out:  a language model as black box that is shown D: each question waits fo
 Expect:    eval/gold at eval/kl 2: cycle > static, cycle > shuffled, cycle > white; rank/accuracy: likewise.
 Measure:   true reward of samples on fresh prompts; share of pairs that the ranker orders rightly; three responses of
            the policy and one of the data for each of 128 prompts in each of four rounds; equal updates. In the first
-           record static had no demonstration, and any example helped as much as an agreed one. In the second, judged at 4
-           nats, static ended at 2.9: what agreement brings is a longer way for the same updates. At 2 nats, where both
-           arms come by, they earned alike, +0.16 [-0.21, +0.54]; there it is judged now.
+           record static had no demonstration, and any example helped as much as an agreed one. In the second, judged at
+           4 nats, static ended at 2.9: what agreement brings is a longer way for the same updates. At 2 nats, where
+           both arms come by, they earned alike, +0.16 [-0.21, +0.54]; there it is judged now.
 Run:       python -m experiments.preference.cyclealign
 """
 
