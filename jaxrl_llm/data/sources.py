@@ -6,10 +6,12 @@ A row is a dict of columns, in the order of the source, with the place it came f
 import csv
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import DataError, UserError, extra_module
+from jaxrl_llm.errors import DataError, UserError, extra_module, read_json_object
 
 
 class Row(NamedTuple):
@@ -26,10 +28,30 @@ class Malformed(NamedTuple):
     reason: str
 
 
+_HALF = re.compile(r"[\ud800-\udfff]")
+
+
+def _half(columns: Any) -> str:
+    """The first code of half a character in the texts of a row, at any depth: JSON can name one, UTF-8 has none."""
+    left = [columns]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            if not value.isascii() and (found := _HALF.search(value)):
+                return f"\\u{ord(found[0]):x}"
+        elif isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+    return ""
+
+
 def _object(where: str, columns: Any) -> Row | Malformed:
-    if isinstance(columns, dict):
-        return Row(where, columns)
-    return Malformed(where, f"a {type(columns).__name__}, not an object")
+    if not isinstance(columns, dict):
+        return Malformed(where, f"a {type(columns).__name__}, not an object")
+    if half := _half(columns):
+        return Malformed(where, f"not UTF-8 ({half} is half of a character); write the whole one or drop the row")
+    return Row(where, columns)
 
 
 def _short(error: Exception) -> str:
@@ -103,6 +125,20 @@ def _arrow():
     return extra_module("pyarrow", use, "data")
 
 
+def _of_batch(batch: Any, source: pathlib.Path, behind: int) -> Iterator[Row | Malformed]:
+    """The rows of a batch of Arrow's, whose texts are any bytes: one that is no text costs its own row alone."""
+    try:
+        whole = batch.to_pylist()
+    except UnicodeDecodeError:  # a row at a time is slower by far, and says which
+        whole = None
+    for k in range(batch.num_rows):
+        where = f"{source}: row {behind + k + 1}"
+        try:
+            yield Row(where, whole[k] if whole is not None else batch.slice(k, 1).to_pylist()[0])
+        except UnicodeDecodeError as error:
+            yield Malformed(where, f"not UTF-8 ({error.reason}); save its texts as UTF-8 or drop the row")
+
+
 def parquet(path: pathlib.Path) -> Iterator[Row | Malformed]:
     """The rows of a Parquet file, a batch at a time.
 
@@ -117,10 +153,9 @@ def parquet(path: pathlib.Path) -> Iterator[Row | Malformed]:
     number = 0
     try:
         for batch in file.iter_batches(1024):
-            for columns in batch.to_pylist():
-                number += 1
-                yield Row(f"{path}: row {number}", columns)
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            yield from _of_batch(batch, path, number)
+            number += batch.num_rows
+    except (arrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged behind row {number}: {error}; fetch the file again") from error
 
 
@@ -133,8 +168,8 @@ def saved_dataset(folder: pathlib.Path, split: str) -> Iterator[Row | Malformed]
     arrow = _arrow()
     several = folder / "dataset_dict.json"
     if several.is_file():
-        splits = json.loads(several.read_text())["splits"]
-        name = split or ("train" if "train" in splits else splits[0])
+        splits = read_json_object(several).get("splits") or []
+        name = split or ("train" if "train" in splits else "".join(splits[:1]))
         if name not in splits:
             raise DataError(f"{folder} has no split {name!r}; it has {', '.join(splits)}")
         folder = folder / name
@@ -144,14 +179,16 @@ def saved_dataset(folder: pathlib.Path, split: str) -> Iterator[Row | Malformed]
     if not state.is_file():
         raise DataError(f"{folder} is no saved data set: it has no state.json")
     number = 0
-    for entry in json.loads(state.read_text())["_data_files"]:
+    parts = read_json_object(state).get("_data_files")
+    if not isinstance(parts, list) or not all(isinstance(x, dict) and "filename" in x for x in parts):
+        raise DataError(f"{state} names no data files (_data_files); save the data set again")
+    for entry in parts:
         path = folder / entry["filename"]
         try:
             with arrow.memory_map(str(path)) as mapped, arrow.ipc.open_stream(mapped) as stream:
                 for batch in stream:
-                    for columns in batch.to_pylist():
-                        number += 1
-                        yield Row(f"{folder}: row {number}", columns)
+                    yield from _of_batch(batch, folder, number)
+                    number += batch.num_rows
         except (arrow.ArrowException, OSError) as error:
             raise DataError(f"{path} is no readable Arrow stream: {error}") from error
 
@@ -200,12 +237,42 @@ def columnar(spec: str) -> bool:
     return pathlib.Path(spec).suffix not in (".jsonl", ".json", ".csv", ".tsv")
 
 
+@contextmanager
+def _readable(spec: str) -> Iterator[None]:
+    """What the file system refuses (rights, a name that is too long, a damaged disk) is a mistake in ``--data``."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"--data {spec} cannot be read ({error.strerror or error}); give a file that you may read"
+        ) from error
+
+
+def _is(spec: str, kind: Callable[[pathlib.Path], bool]) -> bool:
+    """Whether a path is there; one that cannot be looked up is not: a mixture may be longer than a name of a file."""
+    try:
+        return kind(pathlib.Path(spec))
+    except OSError:  # whoever reads it says what is wrong with it
+        return False
+
+
 def rows(spec: str) -> Iterator[Row | Malformed]:
     """The rows of a file (jsonl, json, csv, tsv, parquet), of ``FOLDER[:SPLIT]`` or of ``tfds:NAME[:SPLIT]``.
 
     Raises:
       DataError: for a source that does not exist or cannot be read as a whole.
     """
+    with _readable(spec):  # of a generator this is its making; whoever asks it for rows is not in here
+        found = _opened(spec)
+    return _read_on(spec, found)
+
+
+def _read_on(spec: str, found: Iterator[Row | Malformed]) -> Iterator[Row | Malformed]:
+    with _readable(spec):
+        yield from found
+
+
+def _opened(spec: str) -> Iterator[Row | Malformed]:
     if spec.startswith("tfds:"):
         name, _, split = spec[len("tfds:") :].partition(":")
         return tensorflow_datasets(name, split)
@@ -236,7 +303,7 @@ def mixture(spec: str) -> list[tuple[str, float]]:
       UserError: for parts of which some have no weight, or one that is no positive number.
     """
     words = spec.split(",")
-    if not any("@" in word for word in words) or pathlib.Path(spec).exists():
+    if not any("@" in word for word in words) or _is(spec, pathlib.Path.exists):
         return [(spec, 1.0)]
     found = []
     for word in words:
@@ -261,14 +328,14 @@ def located(spec: str) -> str:
     """
     if not spec:
         return spec
-    if pathlib.Path(spec).exists():
+    if _is(spec, pathlib.Path.exists):
         return str(pathlib.Path(spec).resolve())
     if "@" in spec:
         parts = (word.rpartition("@") for word in spec.split(","))
         return ",".join(f"{located(name)}{at}{weight}" for name, at, weight in parts)
     kind = "tfds:" if spec.startswith("tfds:") else ""
     name, colon, split = spec.removeprefix(kind).partition(":")
-    return f"{kind}{pathlib.Path(name).resolve()}{colon}{split}" if pathlib.Path(name).is_dir() else spec
+    return f"{kind}{pathlib.Path(name).resolve()}{colon}{split}" if _is(name, pathlib.Path.is_dir) else spec
 
 
 MOST_MIXED = 10_000_000  # rows of a mixture

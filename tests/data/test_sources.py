@@ -70,6 +70,82 @@ def test_bytes_that_are_no_text(tmp_path):
         sources.read(str(path))
 
 
+def test_half_of_a_character_is_an_unreadable_row(tmp_path):
+    """JSON can name one by its code; nothing could encode it, or write it anywhere."""
+    whole = {"prompt": "\U0001f600", "answer": "1"}
+    deep = {"prompt": "a", "answer": "1", "more": [{"x\udc00": 1}]}
+    rows = [whole, {"prompt": "a\ud800b", "answer": "1"}, {"prompt": "a", "answer": "\udfff"}, deep]
+    path = _file(tmp_path, "\n".join(map(json.dumps, rows)))
+    found, bad = sources.read(path, bad_rows=3)
+    assert [row.columns for row in found] == [whole]
+    remedy = "is half of a character); write the whole one or drop the row"
+    assert bad == [
+        (f"{path}:2", f"not UTF-8 (\\ud800 {remedy}"),
+        (f"{path}:3", f"not UTF-8 (\\udfff {remedy}"),
+        (f"{path}:4", f"not UTF-8 (\\udc00 {remedy}"),
+    ]
+    with pytest.raises(DataError, match=r"rows.jsonl:2: not UTF-8 \(.ud800 is half"):
+        sources.read(path)
+    listed = tmp_path / "rows.json"
+    listed.write_text(json.dumps(rows))
+    found, bad = sources.read(str(listed), bad_rows=3)
+    assert [row.columns for row in found] == [whole] and [row.where[-5:] for row in bad] == ["row 2", "row 3", "row 4"]
+
+
+def _half_encoded():
+    """A table of three rows, whose second one holds bytes that are no text."""
+    ends = pyarrow.array([0, 2, 7, 8], pyarrow.int32()).buffers()[1]
+    texts = pyarrow.StringArray.from_buffers(3, ends, pyarrow.py_buffer(b"oka\xed\xa0\x80bz"))
+    return pyarrow.table({"prompt": texts, "answer": ["1", "2", "3"]})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "saved"])
+def test_bytes_that_are_no_text_are_a_row_of_arrows_too(kind, tmp_path):
+    table, path = _half_encoded(), tmp_path / ("rows.parquet" if kind == "parquet" else "saved")
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        path.mkdir()
+        with pyarrow.OSFile(str(path / "a.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table)
+        (path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    found, bad = sources.read(str(path), bad_rows=1)
+    assert [row.columns["answer"] for row in found] == ["1", "3"]
+    assert found[1].where == f"{path}: row 3"
+    assert bad[0].where == f"{path}: row 2" and bad[0].reason.startswith("not UTF-8 (invalid continuation byte)")
+    with pytest.raises(DataError, match=": row 2: not UTF-8"):
+        sources.read(str(path))
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".jsonl", "a" * 300, "a" * 300 + ":train", "/proc/self/mem"])
+def test_what_the_file_system_refuses_is_one_line(name):
+    """A name that is too long for it, and a file that opens but cannot be read."""
+    reason = "Input/output error" if name == "/proc/self/mem" else "File name too long"
+    assert sources.mixture(name) == [(name, 1.0)]
+    assert name == "/proc/self/mem" or sources.located(name) == name
+    with pytest.raises(DataError) as error:
+        sources.read(name)
+    assert str(error.value) == f"--data {name} cannot be read ({reason}); give a file that you may read"
+
+
+def test_a_mixture_may_be_longer_than_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = ",".join(f"{letter * 100}.jsonl@1" for letter in "abc")
+    assert [name[0] for name, _ in sources.mixture(spec)] == ["a", "b", "c"] and sources.located(spec) == spec
+
+
+@pytest.mark.parametrize("refused", ["open", "exists"])
+def test_a_file_that_is_not_ones_own(refused, tmp_path, monkeypatch):
+    path = _file(tmp_path, '{"prompt": "a"}')
+
+    def no(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(pathlib.Path, refused, no)
+    with pytest.raises(DataError, match=r"rows.jsonl cannot be read \(Permission denied\); give a file that you may"):
+        sources.read(path)
+
+
 def test_a_parquet_file_that_is_damaged_within(tmp_path):
     path = tmp_path / "rows.parquet"
     texts = [f"{k * 2654435761 % 2**32:032x}" for k in range(3000)]
@@ -141,6 +217,10 @@ def test_a_damaged_saved_data_set(tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(DataError, match="is no saved data set: it has no state.json"):
         sources.read(str(tmp_path / "other"))
+    for text, message in (("{", "state.json is not JSON"), ('{"a": 1}', "state.json names no data files")):
+        (tmp_path / "other" / "state.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            sources.read(str(tmp_path / "other"))
 
 
 class ToyProblems(tfds.core.GeneratorBasedBuilder):
