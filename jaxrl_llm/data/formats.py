@@ -9,10 +9,12 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from math import isfinite
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data import databases
+from jaxrl_llm.data.agent_formats import KINDS
 from jaxrl_llm.data.boxed import last_boxed
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.sources import Malformed, Row, columnar, mixture, proportioned, read, sift
@@ -53,6 +55,21 @@ def _no_blank(value: Any, name: str) -> Any:
     return value
 
 
+def _answer(value: Any, name: str = "answer") -> Any:
+    """An answer with which a response can be compared: text, a finite number, true or false, or texts that are right.
+
+    >>> _answer("Rome"), _answer(2.5), _answer(["Rome", "Roma"])
+    ('Rome', 2.5, ['Rome', 'Roma'])
+    """
+    if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
+        return [_no_blank(x, name) for x in value]
+    number = isinstance(value, int) or (isinstance(value, float | Decimal) and isfinite(value))
+    if not isinstance(value, str) and not number:
+        raise ValueError(f"{name} {str(value)[:40]!r} is no text, finite number, true or false, or list of texts; "
+                         "give one or drop the row")  # fmt: skip
+    return _no_blank(value, name)
+
+
 def _listed(value: Any, name: str, kind: type = str) -> list[Any]:
     """A column that holds a list, or its text, as CSV files have it: JSON, or as Python writes it.
 
@@ -65,10 +82,12 @@ def _listed(value: Any, name: str, kind: type = str) -> list[Any]:
             found = _parsed(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise ValueError(f"{name} {value[:40]!r} is no list; write it as JSON") from error
-    found = [] if found is None else list(found)
+    found = [] if found is None else found
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{name} {str(value)[:40]!r} is no list; write it as JSON")
     if not all(isinstance(x, kind) for x in found):
         raise ValueError(f"{name} {str(value)[:40]!r} is no list of {kind.__name__}; write it as JSON")
-    return found
+    return list(found)
 
 
 def _parsed(text: str) -> list[Any]:
@@ -88,6 +107,8 @@ def _parsed(text: str) -> list[Any]:
 def _messages(value: list[Any], name: str) -> list[dict[str, Any]]:
     if not value or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
         raise ValueError(f"a {name} that is a list holds messages with role and content")
+    if wrong := [m["role"] for m in value if not (isinstance(m["role"], str) and m["role"].strip())]:
+        raise ValueError(f"the role {wrong[0]!r} of a message of a {name} is no text; give user, assistant or system")
     if not all(isinstance(m["content"], str) for m in value) or not any(m["content"].strip() for m in value):
         raise ValueError(f"the content of every message of a {name} is text, and not all of it empty")
     return value
@@ -114,15 +135,17 @@ def plain(columns: dict[str, Any]) -> Problem:
     """``prompt`` (text, or a list of messages) and ``answer``; optional ``level`` and worked ``solution``.
 
     Raises:
-      ValueError: for a prompt that is neither text nor messages, an empty answer, or a level that is no whole number.
+      ValueError: for a prompt that is neither text nor messages, an answer to which no response can be compared, or a
+        level that is no whole number.
     """
     prompt = _prompt(columns["prompt"])
     try:
         level = int(columns.get("level") or 0)
     except (TypeError, ValueError) as error:
         raise ValueError(f"level {columns['level']!r} is not a whole number") from error
-    answer, solution = _no_blank(columns["answer"], "answer"), columns.get("solution")
-    return _problem(prompt, answer, level=level, solution=str(answer if solution in (None, "") else solution))
+    answer, solution = _answer(columns["answer"]), columns.get("solution")
+    said = answer[0] if isinstance(answer, list) else answer
+    return _problem(prompt, answer, level=level, solution=str(said if solution in (None, "") else solution))
 
 
 def gsm8k(columns: dict[str, Any]) -> Problem:
@@ -203,6 +226,8 @@ def humaneval(columns: dict[str, Any]) -> Problem:
     ['def check(c): assert c(1) == 2\\n\\ncheck(f)\\n']
     """
     start, entry = columns["prompt"], columns["entry_point"]
+    if not all(isinstance(columns[name], str) for name in ("prompt", "test", "entry_point")):
+        raise ValueError("prompt, test and entry_point must be texts")
     checks = [f"{columns['test']}\n\ncheck({entry})\n"]
     solution = columns.get("canonical_solution") or ""
     return _problem(start, entry, solution=solution, checks=checks, entries=[entry], setup=start, start=start)
@@ -258,7 +283,7 @@ def hotpotqa(columns: dict[str, Any]) -> Problem:
     3
     """
     levels = {"easy": 1, "medium": 2, "hard": 3}
-    answer = _no_blank(columns["answer"], "answer")
+    answer = _answer(columns["answer"])
     return _problem(columns["question"] + WORDS, answer, level=levels.get(columns.get("level", ""), 0))
 
 
@@ -272,7 +297,7 @@ def nq(columns: dict[str, Any]) -> Problem:
     one = isinstance(found, str) and not found.lstrip().startswith("[")
     aliases = [found] if one else _listed(found, "golden_answers (or answer)", object)
     if not aliases or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
-        raise ValueError("golden_answers (or answer) holds no text")
+        raise ValueError("golden_answers (or answer) holds no text; give one, a list of them, or drop the row")
     return _problem(columns["question"] + WORDS, aliases, solution=aliases[0])
 
 
@@ -596,8 +621,16 @@ def _made(row: Row, columns: tuple[str, ...], make: Callable[[dict[str, Any]], A
         return Malformed(row.where, f"{columns[0]} is empty; give text or drop the row")
     try:
         return make(row.columns)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         return Malformed(row.where, str(error) or type(error).__name__)
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # a column of another kind than it reads
+        kinds = ", ".join(f"{name} is {_kind(row.columns[name])}" for name in columns or row.columns)
+        reason = f"does not fit the format ({str(error) or type(error).__name__}): {kinds}"
+        return Malformed(row.where, f"{reason}; give the columns of its --format as it reads them, or drop the row")
+
+
+def _kind(value: Any) -> str:
+    return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def _convert(

@@ -579,8 +579,16 @@ def make_judge(
 
     Args:
       pool: processes that judge; None: this one does.
+
+    Raises:
+      UserError: for rows with several right texts, of which the verifier compares none.
     """
     models = models_of(verifier)
+    if verifier in READS and (several := [p for p in problems if isinstance(p.answer.get("value"), list | tuple)]):
+        raise UserError(
+            f"{name_of(verifier)} compares one answer, and {len(several)} rows have lists of right ones, as "
+            f"{several[0].answer['value']!r:.60}: give --verifier f1, or one answer a row"
+        )
 
     def judge(rows, rated=None):
         texts = responses(tokenizer, rows)

@@ -1,4 +1,5 @@
 import json
+import math
 import sqlite3
 from typing import get_args
 
@@ -7,7 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from jaxrl_llm.data import formats
-from jaxrl_llm.errors import DataError
+from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.parts import VERIFIERS
 from tests.close import doubles
@@ -205,6 +208,66 @@ def test_boxes_of_math_as_its_rows_write_them(tmp_path, solution):
     ],
 )
 def test_an_empty_answer_is_an_error(tmp_path, layout, row, message):
+    with pytest.raises(DataError, match=f"rows.jsonl:1: {message}"):
+        formats.read_problems(_file(tmp_path, row), layout=layout)
+
+
+@pytest.mark.parametrize("answer", [[], {"a": 1}, math.nan, math.inf, [1, 2], [["Rome"]]])
+@pytest.mark.parametrize("layout", ["plain", "hotpotqa"])
+def test_an_answer_that_nothing_can_be_compared_with_is_an_error(tmp_path, layout, answer):
+    row = {"prompt": "a", "question": "a", "answer": answer}
+    with pytest.raises(DataError) as error:
+        formats.read_problems(_file(tmp_path, row), layout=layout)
+    shown = str(json.loads(json.dumps(answer)))
+    assert str(error.value).endswith(
+        f"rows.jsonl:1: answer {shown!r} is no text, finite number, true or false, or list of texts; give one or drop "
+        "the row"
+    )
+
+
+@pytest.mark.parametrize(("answer", "solution"), [(True, "True"), (2.5, "2.5"), (10**400, str(10**400)), ("x", "x")])
+def test_answers_that_are_texts_or_numbers(tmp_path, answer, solution):
+    problem = _only(tmp_path, {"prompt": "a", "answer": answer}, "plain")
+    assert (problem.answer["value"], problem.solution) == (answer, solution)
+
+
+def test_several_right_texts_are_compared_as_aliases(tmp_path):
+    problem = _only(tmp_path, {"prompt": "a", "answer": ["Rome", "Roma"]}, "plain")
+    assert problem.solution == "Rome" and VERIFIERS["f1"](problem.answer, "Roma").value == 1.0
+    tokenizer = tokenizers.load(weights.bundled("nano"))
+    parts.make_judge(tokenizer, [problem], VERIFIERS["f1"])
+    for name in ("any", "exact", "number", "choice", "math"):
+        with pytest.raises(UserError, match=r"compares one answer, and 1 rows have lists .*: give --verifier f1, or"):
+            parts.make_judge(tokenizer, [problem], VERIFIERS[name])
+    with pytest.raises(DataError, match="rows.jsonl:1: answer is empty"):
+        formats.read_problems(_file(tmp_path, {"prompt": "a", "answer": ["Rome", " "]}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "row", "message"),
+    [
+        ("nq", {"question": "a", "golden_answers": {"a": 1}}, r"golden_answers \(or answer\) \"{'a': 1}\" is no list"),
+        ("nq", {"question": "a", "golden_answers": []}, r"golden_answers \(or answer\) holds no text; give one, a"),
+        (
+            "plain",
+            {"prompt": [{"role": 5, "content": "a"}], "answer": 1},
+            "the role 5 of a message of a prompt is no text; give user, assistant or system",
+        ),
+        (
+            "humaneval",
+            {"prompt": 5, "test": "def check(c): pass", "entry_point": "f"},
+            "prompt, test and entry_point must be texts",
+        ),
+        (
+            "gsm8k",
+            {"question": "a", "answer": 5},
+            r"does not fit the format \('int' object has no attribute 'rpartition'\): question is text, answer is a "
+            "whole number; give the columns of its --format as it reads them, or drop the row",
+        ),
+        ("hotpotqa", {"question": ["a"], "answer": "b"}, r"does not fit .*: question is a list, answer is text; give"),
+    ],
+)
+def test_a_column_of_the_wrong_kind_is_named(tmp_path, layout, row, message):
     with pytest.raises(DataError, match=f"rows.jsonl:1: {message}"):
         formats.read_problems(_file(tmp_path, row), layout=layout)
 
