@@ -287,6 +287,33 @@ def test_a_file_that_cannot_be_written_is_said_before_the_evaluation(out, tmp_pa
     assert f"error: cannot write {tmp_path / out}: " in error and "choose another --out" in error
 
 
+def test_a_file_of_responses_that_cannot_be_written_names_its_flag(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate_model, "evaluate", _no_evaluation)
+    assert main(["eval", "--responses", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"error: cannot write {tmp_path}: Is a directory; choose another --responses\n" in error
+
+
+@pytest.mark.parametrize(("stage", "written"), [("evaluate", False), ("write", True)])
+def test_only_what_is_written_is_a_mistake_in_out(stage, written, tmp_path, capsys, monkeypatch):
+    """A server that is not there, say, has nothing to do with the file of the figures."""
+
+    def evaluate(settings):
+        if stage == "evaluate":
+            raise ConnectionRefusedError(111, "Connection refused")
+        (tmp_path / "x.json").mkdir()  # as if someone else took the name meanwhile
+        return {}, [{"truncated": [False]}]
+
+    monkeypatch.setattr(evaluate_model, "evaluate", evaluate)
+    words = ["eval", "--out", str(tmp_path / "x.json")]
+    if written:
+        assert main(words) == 2
+        assert f"cannot write {tmp_path}/x.json: Is a directory; choose another --out" in capsys.readouterr().err
+    else:
+        with pytest.raises(ConnectionRefusedError):
+            main(words)
+
+
 def test_one_file_does_not_hold_the_figures_of_two_models(tmp_path, capsys, monkeypatch):
     for seed in ("seed_0", "seed_1"):
         (tmp_path / seed / "model").mkdir(parents=True)

@@ -9,8 +9,8 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -254,12 +254,25 @@ def folders(model: str) -> list[str]:
     return found
 
 
+@contextmanager
+def writing(target: pathlib.Path, flag: str) -> Iterator[None]:
+    """What the file system refuses inside is a mistake in the flag that names the file.
+
+    Raises:
+      UserError: naming both.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}; choose another --{flag}") from error
+
+
 def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
     """Where the figures of every model are written: ``--out``, or beside the model of a run; None: nowhere.
 
     Raises:
-      UserError: for one file of several models.
-      OSError: for a file that cannot be written, which is then known before the evaluation.
+      UserError: for one file of several models, or one that cannot be written, which is then known before the
+        evaluation.
     """
     for name, remedy in (("out", ", which writes eval.json beside each"), ("responses", "")):
         if (given := getattr(settings, name)) and len(models) > 1:
@@ -270,11 +283,13 @@ def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
         pathlib.Path(settings.out) if settings.out else path.parent / "eval.json" if path.name == "model" else None
         for path in paths
     ]
-    for target in filter(None, [*found, pathlib.Path(settings.responses) if settings.responses else None]):
-        there = target.exists()
-        target.open("a").close()
-        if not there:
-            target.unlink()
+    asked = [(target, "out") for target in found if target is not None]
+    for target, flag in [*asked, *([(pathlib.Path(settings.responses), "responses")] if settings.responses else [])]:
+        with writing(target, flag):
+            there = target.exists()
+            target.open("a").close()
+            if not there:
+                target.unlink()
     return found
 
 
@@ -302,19 +317,18 @@ def cli(arguments: list[str] | None = None) -> int:
                     "command": " ".join(["jaxrl eval", *words]), "model": model, "versions": record.versions(),
                     "figures": {name: interval._asdict() for name, interval in found.items()}, "problems": lines,
                 }  # fmt: skip
-                target.write_text(json.dumps(whole, default=float) + "\n")
+                with writing(target, "out"):
+                    target.write_text(json.dumps(whole, default=float) + "\n")
                 print(f"  written: {target}")
             if settings.responses:
                 best = any(map(method.is_model, settings.reward))
                 rows, kind = rows_of(lines, best=best), "the best of their prompt" if best else "right"
-                pathlib.Path(settings.responses).write_text("".join(json.dumps(row) + "\n" for row in rows))
+                with writing(pathlib.Path(settings.responses), "responses"):
+                    pathlib.Path(settings.responses).write_text("".join(json.dumps(row) + "\n" for row in rows))
                 print(
                     f"  written: {settings.responses} ({len(rows)} responses, {sum(r['label'] for r in rows)} {kind})"
                 )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: cannot write {error.filename}: {error.strerror}; choose another --out", file=sys.stderr)
         return 2
     return 0
