@@ -1,6 +1,7 @@
 """``jaxrl`` or ``python -m jaxrl_llm``: trains by GRPO; with a first word, another command of the front door."""
 
 import difflib
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,12 @@ COMMANDS = {
     "papers": "compare, sweep and check the experiments",
 }
 
+# What the file system has against a name as such. A disk that is full or broken, a file that a run misses and a
+# connection that is lost are no mistakes of a command line: they keep their own messages, or their traceback.
+OF_NAMES = (
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
+)  # fmt: skip
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
@@ -36,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except OSError as error:
+        if error.filename is None or error.errno not in OF_NAMES:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; give another file or folder", file=sys.stderr)
+        return 2
 
 
 def _command(words: list[str]) -> int:

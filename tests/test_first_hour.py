@@ -18,13 +18,13 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import DataError, UserError
 from jaxrl_llm.experiment import __main__ as commands
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.jobs import dpo
+from jaxrl_llm.jobs import dpo, grpo, rows
 from jaxrl_llm.models.config import read_config
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.planning.chips import Chip
-from jaxrl_llm.run import flags, parts, plan, quiet
+from jaxrl_llm.run import bench, flags, parts, plan, quiet
 from jaxrl_llm.run.commands import chat, evaluate_model
 from jaxrl_llm.run.records import report
 from jaxrl_llm.run.settings import Settings
@@ -76,6 +76,14 @@ def test_no_flag_has_the_text_of_another(kind):
     assert len(said) > 5 and len(set(said)) == len(said), [x for x in said if said.count(x) > 1]
 
 
+@pytest.mark.parametrize("kind", [Settings, rows.RowSettings, bench.OnlineSettings], ids=lambda kind: kind.__module__)
+def test_the_help_of_data_names_every_kind_of_file(kind):
+    """All of them read rows by ``sources.rows``."""
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == "data")
+    text = flags.explained(kind, field).__metadata__[0].help
+    assert all(f"FILE.{suffix}," in text for suffix in ("jsonl", "json", "csv", "parquet")), text
+
+
 def test_a_comment_is_the_last_one_that_was_written_for_the_field():
     fields = {field.name: field for field in dataclasses.fields(dpo.Settings)}
     helps = {name: getattr(flags.explained(dpo.Settings, field), "__metadata__", ()) for name, field in fields.items()}
@@ -100,6 +108,48 @@ def test_a_comment_is_the_last_one_that_was_written_for_the_field():
 def test_a_word_that_is_no_command_is_one_line(words, said, capsys):
     assert front.main(words) == 2
     assert capsys.readouterr().err == said
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--model", LONG], ["train", "--data", "chain", "--out", LONG], ["train", "--resume", LONG],
+        ["sft", "--model", LONG], ["sft", "--smoke", "--out", LONG], ["dpo", "--data", LONG], ["doctor", LONG],
+        ["plan", "--model", LONG], ["view", LONG], ["eval", "--model", LONG], ["eval", "--data", LONG],
+        ["eval", "--out", LONG], ["chat", "--model", LONG], ["serve", "--model", LONG], ["train", "--data", LONG],
+        ["train", "--data", "chain", "--eval-data", LONG], ["train", "--data", "chain", "--reward", LONG],
+    ],
+)  # fmt: skip
+def test_a_name_that_is_too_long_is_one_line(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = front.main(words)
+    except SystemExit as stopped:  # of the commands that experiments share
+        code = stopped.code
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2 and "error: " in error and LONG in error and "File name too long" in error, (code, error)
+
+
+def test_an_error_in_the_middle_of_a_run_is_no_mistake_of_the_command_line(monkeypatch, capsys):
+    """A full disk, a lost connection and a file that the run itself misses keep what is known of them."""
+    for error in (OSError(28, "No space left on device", "x"), FileNotFoundError(2, "No such file or directory", "x"),
+                  ConnectionResetError(104, "Connection reset by peer")):  # fmt: skip
+        monkeypatch.setattr(grpo, "cli", _raise(error))
+        with pytest.raises(type(error)):
+            front.main(["train"])
+    monkeypatch.setattr(grpo, "cli", _raise(PermissionError(13, "Permission denied", "/x/y")))
+    assert front.main(["train"]) == 2
+    assert capsys.readouterr().err == "error: /x/y: Permission denied; give another file or folder\n"
+
+
+def _raise(error):
+    def cli(words):
+        raise error
+
+    return cli
 
 
 def test_a_record_that_is_not_there_is_not_judged(capsys):

@@ -31,8 +31,8 @@ PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "scores", "unp
 class RowSettings(recipes.Settings):
     """What the supervised commands share."""
 
-    # chain (generated), FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME; several of
-    # them in shares: SOURCE@WEIGHT,SOURCE@WEIGHT
+    # chain (generated), FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME;
+    # several of them in shares: SOURCE@WEIGHT,SOURCE@WEIGHT
     data: str = GENERATED
     # host: minibatches are read step by step, by Grain, for tables larger than the device
     rows_in: Literal["device", "host"] = "device"

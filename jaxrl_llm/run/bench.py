@@ -39,7 +39,8 @@ class Settings(ModelSettings):
 class OnlineSettings(SamplingSettings, Settings):
     """What every experiment with verifiable problems has."""
 
-    # chain, countdown, programs, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    # chain, countdown, programs, FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets,
+    # tfds:NAME
     data: str = "chain"
     format: parts.Format = "plain"  # the columns of a file; see data.formats
     verifier: parts.VerifierName = ""  # how a file's answers are compared; empty: that of the format
