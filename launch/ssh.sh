@@ -29,6 +29,7 @@ set -euo pipefail
 . "$(dirname "$0")/workers.sh"
 
 MACHINES=()
+GIVEN="" # them as they were given
 COORDINATOR=""
 PORT=8476
 EXTRA=()
@@ -78,7 +79,7 @@ flag() {
 
 option() {
     case "$1" in
-    --machines) IFS=, read -r -a MACHINES <<<"$2" ;;
+    --machines) GIVEN="$2" && IFS=, read -r -a MACHINES <<<"$2" ;;
     --coordinator) COORDINATOR="$2" ;;
     --port) PORT="$2" && number "$1" "$2" 1 ;;
     --extra) EXTRA+=("$2") ;;
@@ -96,6 +97,7 @@ main() {
     esac
     read_options "$@"
     if [ "${#MACHINES[@]}" = 0 ]; then fail "--machines is missing: --machines A,B,..."; fi
+    case ",${GIVEN// /}," in *,,*) fail "--machines $GIVEN names an empty machine; write it as A,B,..." ;; esac
     COUNT="${#MACHINES[@]}"
     COORDINATOR="${COORDINATOR:-${MACHINES[0]##*@}}"
     OUT="${OUT:-runs/ssh}"

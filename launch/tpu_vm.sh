@@ -134,6 +134,7 @@ recover() {
     PREEMPTED | TERMINATED | STOPPED | MISSING | DELETING)
         if [ -z "$TYPE" ]; then fail "$NAME is $now; give --type, so that it can be created again"; fi
         say "$NAME is $now"
+        check_code
         if [ "$now" != MISSING ]; then delete || say "deleting $NAME failed; creating may tell why"; fi
         create
         setup
@@ -190,6 +191,8 @@ main() {
     if [ "$DRY_RUN" = 0 ] && ! command -v gcloud >/dev/null; then
         fail "gcloud is not on PATH; install the Google Cloud CLI, or use --dry-run"
     fi
+    # before a VM that costs is made: what it would be set up with
+    case "$command" in up | setup) check_code ;; esac
     case "$command" in
     create) create ;;
     setup) setup ;;

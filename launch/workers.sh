@@ -281,12 +281,17 @@ each_worker() {
     done
 }
 
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+# Fails where there are no tracked files that a worker could be set up with.
+check_code() {
+    if ! git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1; then fail "$ROOT is no git checkout; setup sends tracked files"; fi
+}
+
 # The tracked files of this checkout as a compressed archive.
 pack_code() {
-    local root
-    root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-    if ! git -C "$root" rev-parse HEAD >/dev/null 2>&1; then fail "$root is no git checkout; setup sends tracked files"; fi
-    git -C "$root" archive --format=tar.gz -o "$1" HEAD
+    check_code
+    git -C "$ROOT" archive --format=tar.gz -o "$1" HEAD
 }
 
 # The remote command line that installs the code in DIR; $1: further requirements of pip.

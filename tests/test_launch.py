@@ -166,6 +166,14 @@ def test_a_tpu_vm_is_made_set_up_used_and_deleted(fake):
     assert calls[-1] == "delete rl --zone=z --quiet"
 
 
+@pytest.mark.parametrize("command", ["up", "setup"])
+def test_nothing_is_made_that_could_not_be_set_up(fake, command):
+    shutil.rmtree(fake / "checkout" / ".git")
+    code, said, calls = launch(fake, f"tpu_vm.sh {command} {TPU} -- --model bucket/m")
+    assert code == 2 and calls == []
+    assert said == f"error: {fake}/checkout is no git checkout; setup sends tracked files\n"
+
+
 def test_a_preempted_vm_is_made_again_and_the_run_resumed(fake):
     (fake / "job.1").write_text("sleep 0.5; echo PREEMPTED > $FAKE/state; sleep 30\n")
     code, said, calls = launch(fake, f"tpu_vm.sh up {TPU} -- --steps 3")
@@ -421,6 +429,9 @@ def test_a_dry_run_prints_and_calls_nothing(fake, line):
         ("tpu_vm.sh run --name rl --zone z -- --out x", "--out belongs to the launcher"),
         ("ssh.sh", "a command is missing: setup, run, logs or stop"),
         ("ssh.sh run", "--machines is missing"),
+        ("ssh.sh run --machines a,,b", "--machines a,,b names an empty machine; write it as A,B,..."),
+        ("ssh.sh run --machines a,", "--machines a, names an empty machine"),
+        ("ssh.sh run --machines ,a", "--machines ,a names an empty machine"),
         ("ssh.sh run --machines a --port 0", "--port 0 must be at least 1"),
         ("ssh.sh run --machines a -- --resume=x", "--resume=x belongs to the launcher"),
         ("slurm.sh", "a command is missing: submit, logs or cancel"),
