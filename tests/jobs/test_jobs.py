@@ -85,7 +85,7 @@ def test_a_reward_model_learns_generated_preferences(tmp_path):
 def test_a_reward_model_is_a_reward_a_classifier_and_a_model(tmp_path):
     """Its folder is read by ``--reward``, by transformers (``score.weight``), and as the model that it was made of."""
     arm(reward_model, ["--smoke", "--seeds", "1", "--learning-rate", "0.1"], tmp_path)
-    (folder,) = (tmp_path / "seeds").glob("*/seed_0/model")
+    folder = tmp_path / "seeds" / "reward_model" / "seed_0" / "model"
     head, classifier = rated.read_head(str(folder))
     assert not classifier and np.any(np.asarray(head["weight"]) != 0) and weights.is_judge(folder)
     stored, raw = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm import losses
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.jobs import distil, dpo, online_dpo, ppo, sft
+from jaxrl_llm.jobs import distil, dpo, online_dpo, ppo, reward_model, sft
 from jaxrl_llm.run import flags, method, settings
 from jaxrl_llm.run.commands import evaluate_model
 from tests.jobs.test_reach import reached
@@ -22,6 +22,14 @@ OTHERS = [x for row in ROWS for x in re.findall(r"`(\w+_loss)`", row)]  # named 
 
 def test_the_page_was_read():
     assert len(COMMANDS) > 40 and len(OTHERS) > 4 and {x.split()[0] for x in COMMANDS} == {"train", "eval", *JOBS}
+
+
+def test_reward_models_of_the_pages_lie_where_the_command_writes_them():
+    """``tests/jobs/test_jobs.py`` writes one there."""
+    rewards = (pathlib.Path(__file__).parents[2] / "docs" / "own-reward.md").read_text()
+    assert tuple(reward_model.ARMS) == ("reward_model",)
+    for page in (PAGE, rewards):
+        assert set(re.findall(r"\bjudge/\S*model\b", page)) == {"judge/seeds/reward_model/seed_0/model"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
