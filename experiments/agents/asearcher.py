@@ -13,6 +13,7 @@ Left out:  thoughts; a judge. At scale pages are read by a model (--tools pages=
            in the embedded world pages are facts and questions are drawn. Here all of a batch begin with weights 4
            updates old, and keys and values outlive a swap of the weights; at scale the old weights are those of the
            asynchronous loop, not copies beside the new ones, questions cannot be refused, and hours are not simulated.
+           flow/hours comes from a simulator of events and from no timeline that was measured.
 Expect:    eval/exact_many (4 and 5 hops, 8 turns allowed): sync > short, |asearcher - sync| < 0.05; flow/hours:
            asearcher < sync. Nothing is claimed of coupled and no_filter.
 Measure:   held-out questions of 1 to 5 hops; 8 seeds, equal episodes and updates. flow/hours is simulated: turns as the

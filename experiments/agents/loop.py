@@ -10,7 +10,8 @@ Equations: A_k = R_k - mean_{j != k} R_j, |A_k| < 0.01 dropped; L_k = -(1/|y_k|)
            A of GAE with a value head; rejection: no RL, -log pi of the base's own episodes that completed their task.
            Passes over mini-batches of episodes; an iteration ends before an update at which |mean_k log w_k| of whole
            episodes exceeds kl_bound (20, of the released code). whole: four updates on all.
-Left out:  LoRA, the documentation as a tool, the cut of episodes that take too long.
+Left out:  LoRA, the documentation as a tool, the cut of episodes that take too long. No real AppWorld was run: the path
+           of --data appworld:FOLDER has met stand-ins of its servers only, see docs/agents.md.
 Expect:    eval/completed: loop > rloo, loop > rloo_often, loop > per_turn, loop > per_trajectory, loop > normalised.
 Measure:   tasks on a database behind calls, drawn apart from the 512 that train, from a space so small that 142 of the
            192 are met there, too; equal episodes; rloo makes a quarter of the updates. eval/scenarios: all three

@@ -10,7 +10,9 @@ Equations: start = max(ready, end of the last task on those devices). colocated:
            eta 1, 2, 4. Loss: clipped ratio to the sampler's own probabilities, GRPO.
 Left out:  nothing of the mechanism: rows on storage units, shares balanced by tokens, weights that arrive beside the
            work and that workers take in turn are those of the asynchronous loop, in which every trained arm runs (Run,
-           second line). In the simulation weights travel beside the work; without that loop a batch is of one version.
+           second line). But flow/* are the figures of a simulator of events, not of timelines that were measured in
+           that loop: two cores show no gain of devices apart. In the simulation weights travel beside the work;
+           without that loop a batch is of one version.
 Expect:    flow/relative (samples a second over those of colocated): async > 1.2, async > streamed, streamed > apart;
            eval/accuracy: |async - streamed| < 0.03. Who waits for less is slower only where an order of tasks happens
            to suit the waiting one, so that the last two can hardly be contradicted: the first, how much, is primary.

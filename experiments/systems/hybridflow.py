@@ -15,10 +15,11 @@ Left out:  profiles (seconds are this library's roofline) and so the factor 1.53
 Expect:    plan/log (logarithm of the seconds over those of colocate, so that one seed at five times does not set the
            scale): auto - vanilla, auto - ds_chat < -0.05; auto - colocate, auto - split, auto - pairs < 0.01;
            transition/gib: auto < vanilla < ds_chat; transition/gap (formula, count): 0.
-Measure:   simulated seconds of an iteration of two on v6e chips, 96 rows; of each of 32 seeds: 16, 64 or 256 chips (at
-           16 to 64 with 192 rows the search put all models together every time), actor and critic of 1, 3 or 8 billion
-           parameters, lengths; every call off its prediction (plan/predicted) by a log-normal 10 %. The same in auto,
-           vanilla and ds_chat: what moves more bytes can hardly be faster, so that only the size is a finding.
+Measure:   simulated seconds of an iteration of two on v6e chips, 96 rows; of each seed (64 of auto and vanilla, 8 of
+           the others): 16, 64 or 256 chips (at 16 to 64 with 192 rows the search put all models together every time),
+           actor and critic of 1, 3 or 8 billion parameters, lengths; every call off its prediction (plan/predicted) by
+           a log-normal 10 %. The same in auto, vanilla and ds_chat: what moves more bytes can hardly be faster, so that
+           only the size is a finding.
 Run:       python -m experiments.systems.hybridflow
 """
 

@@ -16,7 +16,8 @@ Left out:  in the arms every sample is 8 updates old inside one program; on devi
 Expect:    eval/accuracy: aipo > reinforce, and |aipo - sync| < 0.03; policy/weight_spread: aipo < aipo_inf.
 Measure:   held-out Countdown on the settings of the bed stale_sampler; equal rollouts and updates. In the record a lag
            of 8 costs reinforce 0.015 (0.228 against 0.243 of sync), less than d* 0.02: aipo > reinforce could hardly
-           have shown an effect of that size there. Arms at lag 16 stand beside, where the disease is larger.
+           have shown an effect of that size there. The arms at lag 16, where the disease is larger, came after the
+           record and are not in it: a registration is of all arms, so that they take a new record on fresh seeds.
 Run:       python -m experiments.systems.llamarl; generator and trainer apart with --arm sync --loop async --mesh fsdp=2
            --generator-mesh tensor=2 --staleness 2
 """
