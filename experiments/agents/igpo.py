@@ -14,21 +14,24 @@ Measure:   questions of one and two look-ups with tables of their own; no chain 
            is asked by any of the 512 that train; equal episodes and updates. turn/signal: share of actions whose
            advantage is not 0. Answers of one token: p_k is then exact, and a search moves it all at once; over longer
            answers it is a mean of tokens most of which say nothing, which this bed does not measure (at scale it is
-           what is taken).
-Run:       python -m experiments.agents.igpo; at scale --model DIR --data FILE --format hotpotqa
-           --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right answer
+           what is taken). --domain multi_hop: questions of two and three hops over documents, answers of two tokens, R
+           their F1, p_k as at scale; success is both right.
+Run:       python -m experiments.agents.igpo [--bed multi_hop --domain multi_hop]; at scale --model DIR --data FILE
+           --format hotpotqa --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right
+           answer
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import lookup
+from experiments.agents.parts import lookup, multi_hop
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.envs import tool_question
@@ -37,7 +40,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.train.methods import answer_probability, episode_methods
 from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
-from jaxrl_llm.types import declared
+from jaxrl_llm.types import Params, Trajectories, declared
 
 
 def by_turn(settings, rows, rewards) -> Array:
@@ -78,6 +81,7 @@ class Settings(multi_turn_plan.Settings):
     gamma: float = 0.95  # of GiGPO's returns
     gain: Callable[..., Array] = turns.information_gain_rewards
     credit: Callable[..., Array] = by_turn
+    domain: Literal["lookup", "multi_hop"] = "lookup"  # of the embedded world
 
 
 # groups are small, so that those without a success are common; after 70 steps grpo leaves no room
@@ -93,15 +97,32 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "turn/signal", "policy/en
 D_STAR = {"eval/success": 0.05}  # one episode in twenty: less changes no choice between methods
 
 
+def of_one_token(arena: arenas.Arena, params: Params, rows: Trajectories, tasks: dict[str, Array]) -> Array:
+    """The chance of the right one of facts to look up."""
+    return arenas.answer_chances(arena, params, rows, lookup.right_answers(tasks))
+
+
+def of_two_tokens(arena: arenas.Arena, params: Params, rows: Trajectories, tasks: dict[str, Array]) -> Array:
+    """The geometric mean of the chances of the right answer's two words, behind the token that begins an answer."""
+    return answer_probability.answer_chances(arena.policy, params, rows, multi_hop.written_answers(tasks))
+
+
+def domain_of(settings: Settings) -> tuple[arenas.Arena, Callable[..., Any]]:
+    """The embedded world, and the chance of its right answers before each action."""
+    if settings.domain == "lookup":
+        return lookup.make_lookup(), of_one_token
+    return multi_hop.make_multi_hop(hops=(2, 3)), of_two_tokens
+
+
 def embedded(settings: Settings) -> Setup:
     """Facts to look up; the rollout notes the chance of the right one before each action."""
-    arena = lookup.make_lookup()
+    arena, chances = domain_of(settings)
     play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, valid, keys, problem_ids):
         rows = play(params, tokens, valid, keys, problem_ids)
         tasks = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
-        chance = arenas.answer_chances(arena, params, rows, lookup.right_answers(tasks))
+        chance = chances(arena, params, rows, tasks)
         return rows._replace(extras=rows.extras | answer_probability.Likely(chance)._asdict())
 
     slots = {"rollout": rollout, "noted": lambda online: online}

@@ -16,20 +16,23 @@ Measure:   questions of one and two look-ups with tables of their own; no chain 
            every action; eval/moved: share of actions that led on. 20 steps: after 70 GRPO ends at 0.957, and leaves no
            room. The record says contradicted, where calls decide the outcome: of questions of one look-up the base
            answers .14, .48, .27, .18 and none after 0 to 4 searches (two seeds), and what a stratum takes off is what
-           is to be learned. It says nothing of worlds whose episodes succeed alike with few searches and with many.
-Run:       python -m experiments.agents.stratified_grpo; at scale --model DIR --data FILE --format hotpotqa
-           --tools search=CORPUS.jsonl
+           is to be learned. It says nothing of worlds whose episodes succeed alike with few searches and with many,
+           which is --domain retrieved: what is known of questions of one and two hops stands in the prompt, a search
+           finds nothing, and the behaviour that the base imitates searches now and then whatever it knows, so that the
+           number of searches says nothing of the answer. At 800 --base-steps a base reads questions of one hop there.
+Run:       python -m experiments.agents.stratified_grpo [--bed retrieved --domain retrieved --base-steps 1200]; at scale
+           --model DIR --data FILE --format hotpotqa --tools search=CORPUS.jsonl
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import lookup
+from experiments.agents.parts import lookup, multi_hop
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
@@ -68,6 +71,7 @@ class Settings(multi_turn_plan.Settings):
     blend: float = 0.8
     strata: Callable[[multi_turn.Turns], Array] = lookup.calls
     compare: Callable[..., Array] = by_strata
+    domain: Literal["lookup", "retrieved"] = "lookup"  # of the embedded world: calls decide the outcome, or do not
 
 
 EMBEDDED = {"steps": 20, "eval_every": 2, "learning_rate": 1e-3, "prompts_per_step": 8, "kl_weight": 0.0}
@@ -92,8 +96,9 @@ class Called(NamedTuple):
 
 
 def embedded(settings: Settings) -> Setup:
-    """Facts to look up, or to guess."""
-    return arenas.make_setup(lookup.make_lookup(), steps=settings.base_steps, samples=8)
+    """Facts to look up, or to guess; or to read in the prompt."""
+    arena = lookup.make_lookup() if settings.domain == "lookup" else multi_hop.make_retrieved(hops=(1, 2))
+    return arenas.make_setup(arena, steps=settings.base_steps, samples=8)
 
 
 def build(settings: Settings) -> Plan:

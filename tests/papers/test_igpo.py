@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import igpo
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import lookup
+from experiments.agents.parts import lookup, multi_hop
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests import close
 
 ALL = jnp.ones((1, 3), bool)
@@ -107,3 +109,42 @@ def test_chances_are_those_of_the_sampler():
             close.assert_near(np.log(chance[b, k]), rows.sampler_logp[b, t])
         checked += hit
     assert checked > 2 and not chance[~np.asarray(found.taken)].any()
+
+
+@pytest.mark.slow
+def test_chances_of_answers_of_two_tokens_are_geometric_means():
+    """Where an episode said the right answer, the mean of the log-probabilities of its two words is the chance's."""
+    arena, chances = igpo.domain_of(igpo.Settings(domain="multi_hop"))
+    assert arena is multi_hop.make_multi_hop(hops=(2, 3)) and set(np.asarray(arena.train.level).tolist()) == {2, 3}
+    assert igpo.domain_of(igpo.Settings()) == (lookup.make_lookup(), igpo.of_one_token)
+    params = arena.policy.init(jax.random.key(0))
+
+    @jax.jit
+    def played(key):
+        rows = arenas.play(arena, key, 16)
+        tasks = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
+        rows, found = with_ends(rows)
+        return rows, found, jax.vmap(multi_hop.gold)(tasks), chances(arena, params, rows, tasks)
+
+    def with_ends(rows):
+        """The turns of a behaviour's episodes, whose actions all have three tokens."""
+        number = jnp.cumsum(rows.mask.astype(jnp.int32), axis=1) - 1
+        turn = jnp.where(rows.mask, number // 3, -1)
+        ends = rows.mask & (number % 3 == 2)
+        slots = jnp.arange(arena.turns, dtype=jnp.int32)
+        at = ends[:, None, :] & (turn[:, None, :] == slots[None, :, None])
+        found = multi_turn.Turns(
+            turn, jnp.argmax(at, axis=2).astype(jnp.int32), jnp.any(at, axis=2), jnp.zeros((16, arena.turns)),
+            jnp.zeros((16, arena.turns), jnp.int32), ~rows.truncated, jnp.ones((16,), bool),
+        )  # fmt: skip
+        return rows._replace(extras={f"turns/{name}": value for name, value in found._asdict().items()}), found
+
+    rows, found, gold, chance = played(jax.random.key(1))
+    logp, checked = np.asarray(jax.jit(lambda rows: score_tokens(arena.policy, params, rows)[0])(rows)), 0
+    for b, k in np.argwhere(np.asarray(found.taken)):
+        t = int(found.end[b, k])
+        if rows.tokens[b, t - 2 : t + 1].tolist() == [multi_hop.ANSWER, *gold[b].tolist()]:
+            close.assert_near(np.log(chance[b, k]), (logp[b, t - 1] + logp[b, t]) / 2)
+            checked += 1
+    assert checked > 1 and not np.asarray(chance)[~np.asarray(found.taken)].any()
+    assert (np.asarray(chance)[np.asarray(found.taken)] > 0).all()

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import research_search
 from experiments.agents.parts import bm25, multi_hop
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
@@ -201,7 +203,51 @@ def test_one_retrieval_comes_before_the_first_action():
     assert 0 < onward < 24
     assert jax.tree.map(jnp.shape, plain.policy.init(jax.random.key(0))) == jax.tree.map(
         jnp.shape, rag.policy.init(jax.random.key(0))
-    ), "both begin as one base"
+    ), "decoders of one size"
+
+
+def test_the_reader_answers_from_the_documents_in_its_prompt():
+    """Followed by hand through the five documents that stand there: known where the chain is whole, else a guess."""
+    rag, held = multi_hop.make_retrieved(hops=(1, 2, 3)), multi_hop.make_retrieved().heldout
+    said, known = jax.jit(jax.vmap(lambda task: multi_hop.read_off(task, shown=5)))(held.answers)
+
+    def first(task, key):
+        return multi_hop.make_reader(1.0, shown=5)(rag.env.reset(jax.random.key(0), task), key)
+
+    spoken = jax.jit(jax.vmap(first))(held.answers, jax.random.split(jax.random.key(1), 48))
+    read = {1: 0, 2: 0, 3: 0}
+    letters, tasks = multi_hop.ALPHABET, jax.tree.map(np.asarray, held.answers)
+    for k in range(48):
+        text = "".join(letters[int(t)] for t in held.tokens[k])
+        links = {text[i : i + 2]: text[i + 2 : i + 4] for i in range(10, 30, 4)}
+        asked, at, ends = text[:3].replace(".", ""), text[3:5], ""
+        for relation in asked:
+            at = ends = links.get(at[0] + relation, "") if at else ""
+        assert bool(known[k]) == bool(ends), text
+        answer = "".join(letters[int(t)] for t in spoken[k])
+        assert answer[0] == "!" and answer[1] in "abcdef" and answer[2] in "1234"
+        if ends:
+            assert answer[1:] == ends and answer == "".join(letters[int(t)] for t in said[k])
+            read[int(tasks["hops"][k])] += 1
+    assert read[1] > read[2] > 0  # of 16 each
+
+
+def test_each_arm_begins_from_a_base_that_has_seen_what_it_reads(monkeypatch):
+    """One that had never met five documents in a prompt would have to learn to read them from the reward alone."""
+    seen = {}
+    monkeypatch.setattr(
+        research_search.arenas, "make_base", lambda arena, *, steps: seen.update(base=arena, steps=steps)
+    )
+    given = arms.resolve(
+        research_search, arms.preset(research_search, smoke=False, model=research_search.Settings().model), ()
+    )
+    for name, width in (("rag", 7 + 3 + 22), ("research", 7), ("direct", 7)):
+        seen.clear()
+        setup = research_search.embedded(given[name])
+        assert setup.tasks.train.tokens.shape[1] == seen["base"].train.tokens.shape[1] == width, name
+        assert seen["steps"] == given["research"].base_steps * (3 if name == "rag" else 1)
+        assert set(np.asarray(seen["base"].train.level).tolist()) == {1, 2, 3}
+        assert set(np.asarray(setup.tasks.train.level).tolist()) == {2}, "three hops are for the measurement"
 
 
 def test_five_retrieved_documents_hold_both_hops_at_times():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.agents.parts import lookup
+from experiments.agents import stratified_grpo
+from experiments.agents.parts import lookup, multi_hop
 from jaxrl_llm.advantages.group import dr_grpo_advantages, group_normalized_advantages
 from jaxrl_llm.advantages.turns import stratified_advantages
 from tests import close
@@ -95,3 +96,23 @@ def test_questions_are_answered_by_looking_up():
         useless = act(state, "1")
         assert not bool(useless.done) and lookup.ALPHABET[int(useless.tokens[1])] == "_"
         assert int(lookup.ENV.identity(useless.state)) == int(lookup.ENV.identity(state))
+
+
+def test_the_second_world_has_calls_that_say_nothing_of_the_answer():
+    """The behaviour that the base imitates acts alike after none and after three searches; a look-up brings answers."""
+    settings = stratified_grpo.Settings(domain="retrieved")
+    arena = stratified_grpo.embedded(settings).tasks
+    assert arena is multi_hop.make_retrieved(hops=(1, 2))
+    assert stratified_grpo.embedded(stratified_grpo.Settings()).tasks is lookup.make_lookup()
+    tasks = jax.tree.map(lambda x: x[:64], arena.train.answers)
+    keys = jax.random.split(jax.random.key(0), 64)
+
+    def act(task, key, searches):
+        state = arena.env.reset(key, task)
+        return arena.behave(state._replace(searches=searches), key)
+
+    acts = jax.jit(jax.vmap(act, in_axes=(0, 0, None)))
+    none, three = (np.asarray(acts(tasks, keys, jnp.int32(count))) for count in (0, 3))
+    np.testing.assert_array_equal(none, three)
+    first = [multi_hop.ALPHABET[t] for t in none[:, 0]]
+    assert first.count("?") > 3 and first.count("!") > 30

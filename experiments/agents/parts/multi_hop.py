@@ -86,6 +86,14 @@ def gold(task: dict[str, Array]) -> Int[Array, "2"]:
     return jnp.stack([ENTITY + at, FAMILY + task["family"][at]]).astype(jnp.int32)
 
 
+def written_answers(tasks: dict[str, Array]) -> dict[str, Array]:
+    """The right answers of a table of tasks, in the form of ``answer_probability.golds``: its words count."""
+    words = jax.vmap(gold)(tasks)
+    begin = jnp.full((words.shape[0], 1), ANSWER, jnp.int32)
+    kind = jnp.broadcast_to(jnp.asarray([1, 2, 2], jnp.int32), (words.shape[0], ACTION))
+    return {"gold": jnp.concatenate([begin, words], axis=1), "gold_kind": kind}
+
+
 def question_words(task: dict[str, Array]) -> Int[Array, " W"]:
     """The words of the question of one task."""
     asked = jnp.arange(task["relations"].shape[0], dtype=jnp.int32) < task["hops"]
@@ -197,22 +205,58 @@ def make_multi_hop(
 
 
 def asked_first(task: dict[str, Array], *, shown: int = 1) -> tuple[Question, Int[Array, " W"]]:
-    """One question after a search for itself: the state, and the tokens of that search and of what it found."""
+    """One question after a search for itself: the state, and the tokens of that search and of what it found.
+
+    The best document comes last, next to what follows, where the only one of the policy's own searches stands.
+    """
     env, start = make_env(by_question_once, shown=shown), make_env().reset(jax.random.key(0), task)
     search = next_action(start)
     found = env.step(start, search, jnp.int32(ACTION))
-    return found.state, jnp.concatenate([search, found.tokens])
+    text, rest = found.tokens[: WORDS * shown], found.tokens[WORDS * shown :]
+    return found.state, jnp.concatenate([search, text.reshape(shown, WORDS)[::-1].reshape(-1), rest])
+
+
+def read_off(task: dict[str, Array], *, shown: int) -> tuple[Int[Array, "3"], Bool[Array, ""]]:
+    """``(answer, known)``: what the ``shown`` documents of a search for the question itself say.
+
+    The chain is followed as far as they hold its links. Where one is missing, nothing is known, and the answer is that
+    of the last entity that was reached.
+    """
+    ids, found = best_documents(bm25_scores(question_words(task), indexed(task)), count=shown)
+    at, known = task["start"], jnp.ones((), bool)
+    for k in range(task["relations"].shape[0]):
+        wanted = task["relations"][k] * ENTITIES + at
+        asked, there = k < task["hops"], jnp.any(found & (ids == wanted))
+        known = known & (there | ~asked)
+        at = jnp.where(asked & known, task["objects"].reshape(-1)[wanted], at)
+    return jnp.stack([jnp.int32(ANSWER), ENTITY + at, FAMILY + task["family"][at]]).astype(jnp.int32), known
+
+
+def make_reader(skill: float, *, shown: int) -> Callable[[Question, Key], Array]:
+    """Answers from what was retrieved with this chance, by a guess where that does not suffice; else as others do."""
+    other = make_behaviour(0.0)
+
+    def behave(state: Question, key: Key) -> Array:
+        wise, guess, rest = jax.random.split(key, 3)
+        answer, known = read_off(state.task, shown=shown)
+        words = jax.random.randint(guess, (2,), jnp.asarray([ENTITY, FAMILY]), jnp.asarray([RELATION, len(ALPHABET)]))
+        guessed = jnp.concatenate([answer[:1], words]).astype(jnp.int32)
+        said = jnp.where(known, answer, guessed)
+        return jnp.where(jax.random.uniform(wise) < skill, said, other(state, rest))
+
+    return behave
 
 
 @lru_cache(maxsize=8)
 def make_retrieved(
     retrieve: Callable[[Question, Array], Array] = nothing, *, hops: tuple[int, ...] = (2,), shown: int = 5,
-    turns: int = HOPS + 1,
+    turns: int = HOPS + 1, skill: float = 0.6,
 ) -> Arena:  # fmt: skip
     """``make_multi_hop`` with one retrieval before the policy's first action, in its prompt.
 
     It reads as the policy's own search for the first hop would, with what the question as a query finds; no search of
-    its own finds anything.
+    its own finds anything. The behaviour to imitate is that of ``make_reader``, as skilled as that of the other world:
+    one who was never shown so many documents at once would have to learn to read them from the reward alone.
 
     Args:
       shown: documents of that retrieval. With one of them a question of two hops cannot be answered; five, as in
@@ -227,7 +271,7 @@ def make_retrieved(
 
     env = plain.env._replace(reset=lambda key, task: asked_first(task, shown=shown)[0])
     more = {"words": len(ALPHABET), "turns": turns, "layers": 2}
-    return make_arena(env, opened(plain.train), opened(plain.heldout), plain.behave, **more)
+    return make_arena(env, opened(plain.train), opened(plain.heldout), make_reader(skill, shown=shown), **more)
 
 
 class Played(NamedTuple):
