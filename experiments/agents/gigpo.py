@@ -13,10 +13,13 @@ Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes
 Left out:  the KL term in the embedded worlds, and of critic. At scale a turn of training that webshop, alfworld or
            textworld takes for no action costs the paper's tenth; the embedded worlds have none such.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
-Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
-           step/shared: share of turns whose situation was met more than once in the group: nearly all in a corridor.
-           --places 4 --skies 8 takes the grid of the bed sub_goals in its place, where fewer are. Not measured.
-Run:       python -m experiments.agents.gigpo; at scale --model DIR --data webshop:FOLDER (or alfworld:FOLDER)
+Measure:   held-out corridors of the key-door world, actions turn by turn; in the record 64 seeds of grpo and gigpo and
+           8 of the others, without random, which came later; equal episodes and updates. step/shared: share of turns
+           whose situation was met more than once in the group: nearly all in a corridor. --places 4 --skies 8 takes
+           the grid of the bed sub_goals in its place, where fewer are, with its 24 turns or --grid-turns 32. Not
+           measured.
+Run:       python -m experiments.agents.gigpo [--bed grid --places 4 --skies 8 --grid-turns 32]; at scale --model DIR
+           --data webshop:FOLDER (or alfworld:FOLDER)
 """
 
 import dataclasses
@@ -76,6 +79,7 @@ class Settings(multi_turn_plan.Settings):
     base_steps: int = 150  # of imitation, in the embedded world
     places: int = 0  # of the embedded world: to go to on a grid, one after another; 0: the corridor of key and door
     skies: int = 1  # of the grid, that look different and mean nothing
+    grid_turns: int = 24  # of the grid, at most in an episode; a shortest plan has 17 on average
     invalid_penalty: float = 0.1  # off the reward of a turn that is no action, in training in a shop or a game of text
     kl_weight: float = 0.01  # of k3 to the policy at the start; 0: no reference
     gamma: float = 0.95
@@ -138,9 +142,13 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
 def world_of(settings: Settings) -> arenas.Arena:
     """The embedded world: the corridor, or the grid of the bed sub_goals with so many places and skies."""
     if settings.places:
-        return errands.make_errands(places=settings.places, skies=settings.skies)
+        if settings.grid_turns < settings.places:
+            raise UserError(f"--grid-turns {settings.grid_turns}: each of {settings.places} places takes one at least")
+        return errands.make_errands(places=settings.places, skies=settings.skies, turns=settings.grid_turns)
     if settings.skies > 1:
         raise UserError(f"--skies {settings.skies}: a corridor has none; give --places, too")
+    if settings.grid_turns != Settings.grid_turns:
+        raise UserError(f"--grid-turns {settings.grid_turns}: a corridor has turns of its own; give --places, too")
     return keydoor_arena.make_keydoor()
 
 

@@ -3,12 +3,14 @@
 Paper:     Ge et al., "OpenAGI: When LLM Meets Domain Experts", arXiv:2304.04370, with its code.
 Claim:     a model that chains expert models plans better when it learns from the task's score than from a few worked
            plans; decoding that keeps to names and kinds of the experts makes plans that can be run.
-Equations: of n candidates one is chosen, the most probable or, with chance e = e0 d^step, any of them; loss
-           -log p(plan) (R - b), p over what the grammar allows, R = -1 for a plan that cannot be run; b is the mean of
-           the rewards so far. code: what was released, mean of the rewards so far in place of R and b = 0;
-           no_baseline: R, b = 0; anything: without the grammar. zero_shot: the base; sft: taught ten
+Equations: of n candidates one is chosen, the most probable or, with chance e, any of them, e = e0 d^(60 step / steps);
+           loss -log p(plan) (R - b), p over what the grammar allows, R = -1 for a plan that cannot be run; b is the
+           mean of the rewards so far. code: what was released, mean of the rewards so far in place of R and b = 0;
+           no_baseline: R, b = 0; no_decay: d = 1; anything: without the grammar. zero_shot: the base; sft: taught ten
            plans, from which all others start; more_sft: taught them for as many updates more. beams: the candidates
-           are the n most probable plans of a beam search, as in the paper, in place of draws.
+           are the n most probable plans of a beam search, as in the paper, in place of draws. The released code
+           multiplies e by d after each of 60 steps in all, so that it explores through two thirds of them; e falls here
+           by as much over a run of any length. (By d at each of 200 updates it would be nothing after 44.)
 Left out:  the released code's draw, which prefers the least probable candidate; plans that branch; the
            paper's experts and their scores, which the user gives.
 Expect:    eval/right: rltf > sft > zero_shot, rltf > more_sft, rltf > code, rltf > anything.
@@ -73,7 +75,7 @@ def feedback(task, settings) -> tuple[Stage, ...]:
         group_size=settings.candidates,
         rollout=rollout,
         whole_batch="",  # a sum over the rows that train
-        remember=task_feedback.make_remember(settings.decay),
+        remember=task_feedback.make_remember(task_feedback.decay_of(settings.decay, settings.steps)),
     )
     return (Stage(online, settings.steps, task_feedback.make_extras(settings.epsilon)),)
 
@@ -102,7 +104,7 @@ class Settings(recipes.Settings):
     sft_steps: int = 20
     shots: int = 10
     epsilon: float = 0.2
-    decay: float = 0.9
+    decay: float = 0.9  # of epsilon, at each sixtieth of the run
     credit: Callable[[Array, Array, Array], Array] = task_feedback.above_mean
     decoding: Callable[[], grammars.Grammar] = expert_plans.grammar
     candidates_of: Callable[..., Trajectories] = drawn
@@ -117,6 +119,7 @@ ARMS = {
     "more_sft": {"then": imitation},
     "code": {"credit": task_feedback.mean_so_far},
     "no_baseline": {"credit": task_feedback.own_reward},
+    "no_decay": {"decay": 1.0},
     "anything": {"decoding": expert_plans.anything},
     "beams": {"candidates_of": likeliest},
 }

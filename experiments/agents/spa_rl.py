@@ -7,8 +7,9 @@ Equations: (sum_k c_k - R)^2 -> min on episodes of the base; r_k = alpha c_k + b
            g_k = 1 where the action changed the situation; PPO with GAE on these rewards. ppo: c is R at the last turn,
            beta = 0; grounding_only: the same with beta; no_grounding: beta = 0; uniform: c_k = R / K; beta_10, strong:
            ten and fifty times beta, embedded 0.1 and the paper's 0.5, at which eleven and three steps anywhere outweigh
-           the task; oracle (the positive control, embedded alone): c_k the share of the places to go to that turn k is
-           the first to reach.
+           the task; won, strong_won: spa and strong with g_k = 0 in episodes that do not succeed, where walking about
+           pays nothing (longer ones still earn more); oracle (the positive control, embedded alone): c_k the share of
+           the places to go to that turn k is the first to reach.
 Left out:  the KL penalty; the estimator is fitted once, as in the paper. Its episodes come on top of those that train.
 Expect:    eval/success: spa > ppo, and spa > uniform; strong walks about: eval/turns strong > spa.
 Measure:   held-out grids of the bed sub_goals, its sizes and rate and a weaker base: five by five cells, four places to
@@ -38,7 +39,7 @@ from jaxrl_llm.metrics import calibration
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Setup, Stage, setup_of
-from jaxrl_llm.types import Key, Params, Trajectories
+from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 
 def learned(arena, params, rows, rewards, counted) -> Array:
@@ -55,6 +56,14 @@ def uniform(arena, params, rows, rewards, counted) -> Array:
 
 def oracle(arena, params, rows, rewards, counted) -> Array:
     return errands.progress(multi_turn.turns_of(rows), counted, places=errands.PLACES)
+
+
+def everywhere(rewards: Rewards) -> Array:
+    return jnp.ones(rewards.value.shape, bool)
+
+
+def successes(rewards: Rewards) -> Array:
+    return rewards.value >= multi_turn_plan.ENOUGH
 
 
 def measure(arena: arenas.Arena, params: Params, key: Key, *, samples: int) -> dict[str, Array]:
@@ -96,6 +105,7 @@ class Settings(multi_turn_plan.Settings):
     fit_rate: float = 1e-5  # at scale
     weight: float = 1.0  # alpha, of the progress
     grounding: float = 0.5  # beta
+    pays: Callable[[Rewards], Array] = everywhere  # episodes in which grounding pays
     attribute: Callable[..., Array] = learned
 
 
@@ -113,6 +123,8 @@ ARMS = {
     "uniform": {"attribute": uniform},
     "beta_10": {"grounding": experiment.Times(10)},
     "strong": {"grounding": experiment.Times(50)},
+    "won": {"pays": successes},
+    "strong_won": {"grounding": experiment.Times(50), "pays": successes},
     "oracle": {"attribute": oracle},
 }
 METRICS = ("eval/success", "eval/turns", "eval/moved", "eval/revisits", "eval/credit")
@@ -162,7 +174,7 @@ def build(settings: Settings) -> Plan:
         found = multi_turn.turns_of(rows)
         counted = found.taken & rewards.valid[:, None]
         progress = settings.attribute(setup.tasks, params, rows, rewards, counted)
-        grounded = turns.moved(found.identity, counted)
+        grounded = turns.moved(found.identity, counted) & settings.pays(rewards)[:, None]
         return multi_turn.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
 
     online = episode_methods.make_ppo(setup.tasks, settings, token_rewards=paid, **setup.slots)

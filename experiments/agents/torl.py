@@ -76,6 +76,7 @@ ARMS = {
 ONLY = "its questions are answered with a tool, and an env has actions of its own"
 METRICS = ("eval/success", "eval/code", "eval/passed", "eval/turns")
 CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/entropy")
+D_STAR = {"eval/success": 0.05}  # one episode in twenty: less changes no choice between having a tool and having none
 # without the tool an answer is a guess; whether the world is learned shows where calls are answered
 BED = experiment.Bed(metric="eval/success", baseline="two_calls", chance=0.1)
 

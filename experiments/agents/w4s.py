@@ -9,7 +9,10 @@ Equations: r_i = 1 if v_i > max(v_0..v_{i-1}), 0.5 if only v_i > v_{i-1}, else 0
            random of all so far (as ADAS) instead of the last three; repaired: rlao, where a program that cannot be run
            is shown and written anew up to three times before it counts, in its measurement as well. At scale a turn is
            an analysis and a program, and rlao is no_best: a search goes on with its own program, not the best of m.
-Left out:  an analysis before embedded programs, whose letters could not say it; data are collected once. Three turns
+Left out:  best of m for files of one's own: the m programs of a turn would have to be run by the executor before any
+           search goes on, and the episodes of the host go on by themselves, each with the replies of its own requests;
+           m searches stand in, with as many programs and calls. An analysis before embedded programs, whose letters
+           could not say it; data are collected once. Three turns
            are read (paper: five; at scale all, and the m candidates are m searches), workflows drawn at
            temperature 1 (paper: 0.5). The best in validation counts at the end (released code: in test). Embedded
            training is short: all arms still rise at its end; and the untrained one writes much the same whatever it
@@ -19,7 +22,9 @@ Measure:   programs of up to six letters for executors whose calculator, decompo
            held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
            best of k turns; runs: programs within the executor's limit; better: turns that beat all before. Effects are
            small: the untrained agent is at 0.67 already, all arms end between 0.67 and 0.71, and repaired begins at
-           0.72 for its measurement repairs, so that its end says nothing of what it was taught.
+           0.72 for its measurement repairs, so that its end says nothing of what it was taught. A bed on which the
+           untrained one is at 0.4 is open: --bed hard --limits 3 4 5 --chains 6 9 has longer chains and lower limits,
+           and no record.
 Run:       python -m experiments.agents.w4s; at scale --model DIR --data FILE --executor http://localhost:8000/v1
 """
 
@@ -81,6 +86,8 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     turns: int = 2  # of those
     candidates: int = 5  # m
     tau: float = 0.4
+    limits: tuple[int, ...] = workflows.LIMITS  # of the embedded executors: what a program may cost, at most 9
+    chains: tuple[int, int] = workflows.CHAINS  # their fewest and most steps, at most 9
     weigh: Callable[[Array, float], Array] = exponential
     choose: Callable[[Array], Array] = meta_agent.best_of
     window: Callable[..., Array] = meta_agent.latest
@@ -105,10 +112,12 @@ CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/bette
 def embedded(settings: Settings) -> Setup:
     """Executors that are good or bad at something, and a base that scribbles workflows."""
     sizes = settings.searches, settings.turns, settings.candidates, settings.choose, settings.repairs
+    met = strings.bound(workflows.executors, limits=tuple(settings.limits), chains=tuple(settings.chains))
+    scribbles = strings.bound(meta_agent.draw_scribbles, met)
     return Setup(
-        workflows.WORLD, strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps),
-        strings.bound(meta_agent.measure, window=settings.window, repairs=settings.repairs),
-        tables={"stage": partial(meta_agent.make_stage, meta_agent.make_rows(*sizes))},
+        workflows.WORLD, strings.make_base(workflows.WORLD, scribbles, steps=settings.base_steps),
+        strings.bound(meta_agent.measure, met, window=settings.window, repairs=settings.repairs),
+        tables={"stage": partial(meta_agent.make_stage, meta_agent.make_rows(met, *sizes))},
     )  # fmt: skip
 
 

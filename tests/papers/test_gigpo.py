@@ -139,9 +139,18 @@ def test_the_grid_takes_the_place_of_the_corridor(monkeypatch):
     assert gigpo.world_of(gigpo.Settings()) is keydoor_arena.make_keydoor() and not made
     gigpo.world_of(gigpo.Settings(places=4))
     gigpo.world_of(gigpo.Settings(places=3, skies=8))
-    assert made == [{"places": 4, "skies": 1}, {"places": 3, "skies": 8}]
+    gigpo.world_of(gigpo.Settings(places=4, skies=8, grid_turns=32))
+    assert made == [
+        {"places": 4, "skies": 1, "turns": 24},
+        {"places": 3, "skies": 8, "turns": 24},
+        {"places": 4, "skies": 8, "turns": 32},
+    ]
     with pytest.raises(UserError, match="--skies 8: a corridor has none"):
         gigpo.world_of(gigpo.Settings(skies=8))
+    with pytest.raises(UserError, match="--grid-turns 32: a corridor has turns of its own"):
+        gigpo.world_of(gigpo.Settings(grid_turns=32))
+    with pytest.raises(UserError, match="--grid-turns 3: each of 4 places takes one"):
+        gigpo.world_of(gigpo.Settings(places=4, grid_turns=3))
 
 
 def test_returns_come_from_the_turns():

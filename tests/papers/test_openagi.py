@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import openagi
 from experiments.agents.parts import expert_plans, plan_beams, task_feedback
 from experiments.parts import strings
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout import grammar as grammars
@@ -115,6 +117,26 @@ def test_one_candidate_of_each_task_trains(rolled):
     for wrong in (lambda: task_feedback.make_extras(1.5), lambda: task_feedback.make_remember(2.0)):
         with pytest.raises(ValueError, match="must lie in"):
             wrong()
+
+
+def test_exploration_lasts_as_long_in_a_long_run_as_in_the_released_one():
+    """Of 200 updates the fortieth is the twelfth of sixty; at the rate of the released steps it would have 0.003."""
+    chances = {}
+    for steps in (60, 200):
+        remember = task_feedback.make_remember(task_feedback.decay_of(0.9, steps))
+        state = SimpleNamespace(extras=task_feedback.make_extras(0.2)(None, jax.random.key(0)))
+        rows, rewards = None, Rewards(jnp.zeros((2,)), jnp.ones((2,), bool))
+        batch = SimpleNamespace(mask=jnp.ones((2, 1), bool))
+        for _ in range(steps // 5):
+            state.extras = remember(state, batch, rows, rewards)
+        chances[steps] = state.extras["epsilon"]
+    # 0.2 * 0.9^12
+    close.assert_printed([chances[60], chances[200]], [0.0565, 0.0565], 4, magnitude=0)
+    given = arms.resolve(openagi, arms.preset(openagi, smoke=False, model=openagi.Settings().model), ())
+    assert {name: s.decay for name, s in given.items() if s.decay != 0.9} == {"no_decay": 1.0}
+    assert task_feedback.decay_of(1.0, 200) == 1.0
+    with pytest.raises(ValueError, match="decay=-0.5 must lie"):
+        task_feedback.decay_of(-0.5, 200)
 
 
 def test_a_plan_that_cannot_run_becomes_less_likely():

@@ -21,7 +21,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.plan import Setup
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 
 ALL = jnp.ones((1, 3), bool)
@@ -125,15 +125,45 @@ def test_the_oracle_pays_for_sub_goals():
 def test_walking_outweighs_the_task_at_the_papers_weight_alone():
     """What a whole episode that leads nowhere is paid for its steps, beside 1 for the task."""
     base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
-    given = {name: s.grounding for name, s in arms.resolve(spa_rl, base, ()).items()}
+    resolved = arms.resolve(spa_rl, base, ())
+    given = {name: s.grounding for name, s in resolved.items()}
     assert (given["spa"], given["beta_10"], given["strong"]) == (0.01, 0.1, 0.5)
-    most = {name: beta * errands.make_errands().turns for name, beta in given.items()}
-    assert {name for name, paid in most.items() if paid == 0} == {"ppo", "no_grounding"}
+    lost = Rewards(jnp.zeros((1,)), jnp.ones((1,), bool))
+    pays = {name: bool(s.pays(lost)[0]) for name, s in resolved.items()}
+    most = {name: beta * errands.make_errands().turns * pays[name] for name, beta in given.items()}
+    assert {name for name, paid in most.items() if paid == 0} == {"ppo", "no_grounding", "won", "strong_won"}
+    assert (given["won"], given["strong_won"]) == (0.01, 0.5)
     assert {name for name, paid in most.items() if paid >= 0.25} == {"beta_10", "strong"}
     assert 1 < most["beta_10"] < most["strong"]
     assert spa_rl.Settings().grounding == 0.5 and base.grounding <= 0.01
     scale = {name: s.grounding for name, s in arms.resolve(spa_rl, spa_rl.Settings(), ()).items()}
     assert (scale["spa"], scale["beta_10"], scale["strong"]) == (0.5, 5.0, 25.0)
+
+
+def test_grounding_pays_in_won_episodes_alone_where_the_arm_says_so(monkeypatch):
+    """Two episodes that walk once and then stand still; the first one wins. What PPO is given, by hand."""
+    found, _ = _turns([[1, 2, 2], [1, 2, 2]], [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    place = jnp.where(found.taken, jnp.arange(8, dtype=jnp.int32)[None, :], 0)
+    found = found._replace(end=place, turn=place)
+    none, one = jnp.zeros((2, 8), jnp.int32), jnp.zeros((2,), jnp.int32)
+    rows = Trajectories(
+        none, none, none, found.taken, jnp.zeros((2, 8)), ~found.done, one, one,
+        extras={f"turns/{name}": value for name, value in found._asdict().items()},
+    )  # fmt: skip
+    rewards, given = Rewards(jnp.array([1.0, 0.0]), jnp.ones((2,), bool)), {}
+
+    def kept(tasks, settings, *, token_rewards, **slots):
+        given[settings.pays] = token_rewards(None, {}, rows, rewards)
+
+    monkeypatch.setattr(spa_rl.episode_methods, "make_ppo", kept)
+    monkeypatch.setattr(spa_rl, "setup_of", lambda *given: Setup(None, None, None))
+    terminal = spa_rl.Settings(attribute=spa_rl.terminal, grounding=0.25)
+    for pays in (spa_rl.everywhere, spa_rl.successes):
+        spa_rl.build(dataclasses.replace(terminal, pays=pays))
+    rest = [0.0] * 5
+    won, lost = [0.25, 0.0, 1.25, *rest], [0.25, 0.0, 0.25, *rest]  # the last turn counts as grounded
+    assert given[spa_rl.everywhere].tolist() == [won, lost]
+    assert given[spa_rl.successes].tolist() == [won, [0.0] * 8]
 
 
 def test_credit_is_half_where_nothing_is_told_apart_and_one_for_the_oracle(monkeypatch):
@@ -186,7 +216,10 @@ def test_a_second_model_is_there_only_where_it_is_fitted(monkeypatch):
 def test_the_oracle_of_rows_of_ones_own_is_refused():
     """Identities there are hashes of texts: what is left of them would be paid as if it were a place."""
     settings = dataclasses.replace(spa_rl.Settings(), **spa_rl.ARMS["oracle"], data="webshop:none")
-    said = "--data webshop:none: arm oracle .* give --arm ppo spa no_grounding grounding_only uniform beta_10 strong$"
+    said = (
+        "--data webshop:none: arm oracle .* give --arm ppo spa no_grounding grounding_only uniform beta_10 strong won "
+        "strong_won$"
+    )
     with pytest.raises(UserError, match=said):
         spa_rl.build(settings)
 

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import w4s
 from experiments.agents.parts import meta_agent
 from experiments.agents.parts import workflows as flows
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.selection import exponential_weights
 from jaxrl_llm.advantages.turns import improvement_rewards
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.supervised import sft_loss, weighted_sft_loss
 from tests import close
 
@@ -108,6 +110,21 @@ def test_what_cannot_be_run_scores_nothing():
     assert found["dcsw",] == 0.0 and found["dcsw", "limit"] > 0.9  # costs 10
     assert found["c",] == 0.0 and found["",] == 0.0 and found["v",] == 0.0  # nothing was solved
     assert found["s0",] == 0.0 and found["s.0",] > 0.3  # no letter of the language; behind the end it is not read
+
+
+def test_a_harder_bed_has_longer_chains_and_lower_limits(monkeypatch):
+    hard = flows.executors(64, 1, limits=(3, 4), chains=(7, 9))
+    assert set(np.asarray(hard.limit).tolist()) == {3, 4} and set(np.asarray(hard.steps).tolist()) == {7, 8, 9}
+    plain = flows.executors(64, 1)
+    assert set(np.asarray(plain.limit).tolist()) == {4, 6, 9} and set(np.asarray(plain.steps).tolist()) == {3, 4, 5, 6}
+    np.testing.assert_array_equal(plain.limit, flows.executors(64, 1, limits=(4, 6, 9), chains=(3, 6)).limit)
+    for wrong in ({"limits": (10,)}, {"limits": ()}, {"chains": (6, 3)}, {"chains": (3, 10)}):
+        with pytest.raises(UserError, match="numbers of 1 to 9"):
+            flows.executors(4, 1, **wrong)
+    met = []
+    monkeypatch.setattr(w4s.workflows, "executors", lambda count, seed, **given: met.append(given) or plain)
+    w4s.embedded(w4s.Settings(limits=(3, 4), chains=(7, 9)))
+    assert met == [{"limits": (3, 4), "chains": (7, 9)}]
 
 
 def test_the_right_workflow_depends_on_the_executor():

@@ -24,6 +24,7 @@ VALIDATION, TEST = 32, 64  # items
 SEEDS = ("s",)  # what a search begins with
 
 Propose = Callable[[Array, Key, int], Array]  # (contexts [N, P], key, m) -> programs [N * m, A]
+Met = Callable[[int, int], flows.Executor]  # (count, seed) -> the executors of an experiment, ``flows.executors``
 
 
 class Search(NamedTuple):
@@ -175,9 +176,9 @@ def regression(params: Params, batch: Samples, weigh: Callable[[Array], Array]) 
 
 
 @lru_cache(maxsize=8)
-def make_rows(searches: int, turns: int, candidates: int, choose: Callable[[Array], Array], repairs: int = 0):
+def make_rows(met: Met, searches: int, turns: int, candidates: int, choose: Callable[[Array], Array], repairs: int = 0):
     """The data of a stage, ``(params, key) -> Samples``: arms that collect in the same way share it."""
-    table = flows.executors(searches, 0)
+    table = met(searches, 0)
 
     def rows(params: Params, key: Key) -> Samples:
         sizes = {"turns": turns, "candidates": candidates, "repairs": repairs}
@@ -202,16 +203,16 @@ def make_stage(
     )  # fmt: skip
 
 
-def draw_scribbles(key: Key, rows: int) -> tuple[Array, Array]:
+def draw_scribbles(met: Met, key: Key, rows: int) -> tuple[Array, Array]:
     """The ``draw`` of ``strings.make_base``: random programs in the contexts that random programs make."""
     turns = 10
-    table = flows.executors(-(-rows // turns), 2)
+    table = met(-(-rows // turns), 2)
     found = samples_of(search(flows.scribble, table, key, turns=turns, candidates=1))
     return found.contexts[:rows], found.programs[:rows]
 
 
 def measure(
-    params: Params, key: Key, *, turns: int = 10, searches: int = 4, window: Callable[..., Array] = latest,
+    met: Met, params: Params, key: Key, *, turns: int = 10, searches: int = 4, window: Callable[..., Array] = latest,
     repairs: int = 0,
 ) -> dict[str, Array]:  # fmt: skip
     """Searches with one candidate a turn on 64 executors that are not trained on.
@@ -221,7 +222,7 @@ def measure(
     share of turns that beat all before.
     """
     with jax.core.eval_context():
-        held = jax.tree.map(lambda x: jnp.repeat(x, searches, axis=0), flows.executors(64, 1))
+        held = jax.tree.map(lambda x: jnp.repeat(x, searches, axis=0), met(64, 1))
     marks = tuple(sorted({1, 2, min(5, turns), turns}))
     look, last = jax.random.split(key)
     found = search(proposer(params), held, look, turns=turns, candidates=1, window=window, repairs=repairs)

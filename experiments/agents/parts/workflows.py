@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import Key
 
 ALPHABET = "_sdcvwW.0123456789:+-="  # the first is padding
@@ -28,7 +29,7 @@ SOLVE, DECOMPOSE, CALCULATOR, VERIFY, VOTE3, VOTE5, STOP = (ALPHABET.index(c) fo
 LENGTH, WINDOW, ENTRY = 6, 3, 8  # tokens of a program, entries of a context, tokens of an entry
 PROMPT = 3 + WINDOW * ENTRY
 WORLD = strings.make_world(len(ALPHABET), PROMPT, LENGTH, end=STOP, layers=2)
-LIMITS = (4, 6, 9)
+LIMITS, CHAINS = (4, 6, 9), (3, 6)  # of the executors: what a program may cost; fewest and most steps
 WRITTEN = "sssssdddcccvvwwWW"  # what the untaught meta-agent writes, each letter as often
 
 
@@ -53,13 +54,21 @@ def encode(text: str, length: int = LENGTH) -> list[int]:
     return [ALPHABET.index(c) for c in text.ljust(length, ".")]
 
 
-def executors(count: int, seed: int) -> Executor:
-    """Executors of three to six steps; each of their three means is good or bad, by even chances."""
+def executors(count: int, seed: int, *, limits: tuple[int, ...] = LIMITS, chains: tuple[int, int] = CHAINS) -> Executor:
+    """Executors, each of whose three means is good or bad, by even chances.
+
+    Args:
+      limits: what a program may cost, one of them each.
+      chains: their fewest and most steps. A context has one digit for these and for the limit.
+    """
+    least, most = chains
+    if not (1 <= least <= most <= 9 and limits and all(1 <= limit <= 9 for limit in limits)):
+        raise UserError(f"--limits {limits} --chains {chains}: numbers of 1 to 9, of chains the fewest steps first")
     rng = np.random.default_rng(seed)
     good = rng.random((3, count)) < 0.5
     tables = (
-        rng.integers(3, 7, count),
-        rng.choice(LIMITS, count),
+        rng.integers(least, most + 1, count),
+        rng.choice(limits, count),
         rng.uniform(0.1, 0.25, count),
         np.where(good[0], 0.4, 1.3),
         np.where(good[1], 0.3, 2.0),
