@@ -60,6 +60,11 @@ TASK='trap : TERM; "$@" || { code=$?; '
 # shellcheck disable=SC2016
 TASK+='echo "error: worker ${SLURM_PROCID:-0} on $(hostname) failed with exit code $code" >&2; exit "$code"; }'
 
+# Asks the tasks to save and end. Not by way of srun: SIGTERM makes it kill them, it hands on other signals alone.
+signal_step() {
+    scancel --signal=TERM "$SLURM_JOB_ID" || echo "error: the job was not asked to save: scancel ended with code $?" >&2
+}
+
 # Inside the allocation: one task a node; the code of the first that failed. Sets STOPPING at a signal.
 allocation() {
     local out="$1" restarts="$2" code=0 words steps command=()
@@ -78,8 +83,8 @@ allocation() {
     steps="$!"
     # the job saves and ends at the signal; requeued, it goes on from there
     STOPPING=""
-    trap 'STOPPING=limit; kill -TERM "$steps"' USR1
-    trap 'STOPPING=asked; kill -TERM "$steps"' TERM
+    trap 'STOPPING=limit; signal_step' USR1
+    trap 'STOPPING=asked; signal_step' TERM
     while true; do
         code=0
         wait "$steps" || code=$?

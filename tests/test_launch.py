@@ -73,7 +73,7 @@ SBATCH = r"""#!/bin/bash
 echo "sbatch $*" >> "$FAKE/calls"
 while [ "${1#--}" != "$1" ]; do shift; done
 export SLURM_JOB_ID=7
-bash "$@" > runs/slurm-7.log 2>&1; code="$?"
+(echo $BASHPID > "$FAKE/batch.pid"; exec bash "$@") > runs/slurm-7.log 2>&1; code="$?"
 while [ -e "$FAKE/requeue" ]; do # at a requeue SLURM runs the script again
     rm "$FAKE/requeue"; SLURM_RESTART_COUNT=$(( ${SLURM_RESTART_COUNT:-0} + 1 )); export SLURM_RESTART_COUNT
     bash "$@" >> runs/slurm-7.log 2>&1; code="$?"
@@ -81,11 +81,13 @@ done
 echo 7; exit "$code"
 """
 
+# SIGTERM to srun kills the tasks, as `_srun_sig_mgr` of SLURM does; scancel is what reaches them.
 SRUN = r"""#!/bin/bash
 echo "srun $*" >> "$FAKE/calls"
 while [ "${1#--}" != "$1" ]; do shift; done
-trap 'kill -TERM "${pids[@]/#/-}"' TERM # a task is signalled as a whole
+trap 'echo "srun: forcing job termination" >&2; kill -KILL "${pids[@]/#/-}"' TERM
 for worker in 0 1; do SLURM_PROCID="$worker" setsid "$@" & pids+=("$!"); done
+echo "${pids[@]/#/-}" > "$FAKE/step.pids"
 code=0
 for pid in "${pids[@]}"; do
     while true; do wait "$pid"; this="$?"; kill -0 "$pid" 2>/dev/null || break; done
@@ -95,13 +97,20 @@ kill -KILL "${pids[@]/#/-}" 2>/dev/null # as what is left of a step
 exit "$code"
 """
 
+# With --batch the signal is of the batch script alone, without it of the steps alone: of all processes of a task.
+SCANCEL = r"""#!/bin/bash
+echo "scancel $*" >> "$FAKE/calls"
+if [ "$1" != --signal=TERM ]; then echo "this one is not played" >&2; exit 1; fi
+if [ "$2" = --batch ]; then kill -TERM "$(cat "$FAKE/batch.pid")"; else kill -TERM -- $(cat "$FAKE/step.pids"); fi
+"""
+
 PROGRAMS = {
     "ssh": SSH,
     "gcloud": GCLOUD,
     "sbatch": SBATCH,
     "srun": SRUN,
     "scontrol": '#!/bin/bash\necho "scontrol $*" >> "$FAKE/calls"; touch "$FAKE/requeue"\n',
-    "scancel": '#!/bin/bash\necho "scancel $*" >> "$FAKE/calls"\n',
+    "scancel": SCANCEL,
     "gcsfuse": '#!/bin/bash\nmkdir -p "$FAKE/bucket"; rmdir "${@: -1}"; ln -s "$FAKE/bucket" "${@: -1}"\n',
     "mountpoint": '#!/bin/bash\ntest -L "${@: -1}"\n',
     # makes the environment of a worker
@@ -364,17 +373,17 @@ def test_a_failing_slurm_worker_is_named(fake):
     assert code == 7 and "error: worker 1 on" in log and "failed with exit code 7" in log
 
 
+# a job that needs longer to save than its shell to end
+SAVES = "trap 'sleep 0.5; touch $FAKE/saved.$worker; exit 130' TERM; {}\nwhile true; do sleep 0.1; done\n"
+
+
 def test_the_time_limit_saves_requeues_and_resumes(fake):
-    limit = "if [ $worker = 0 ]; then sleep 0.5; kill -USR1 $(cat $FAKE/checkout/runs/batch.pid); fi\n"
-    # the job needs longer to save than its shell to end
-    save = "trap 'sleep 0.5; touch $FAKE/saved.$worker; exit 130' TERM; " + limit + "while true; do sleep 0.1; done\n"
-    (fake / "job.1").write_text(save)
-    sbatch = SBATCH.replace('bash "$@" > ', '(echo $BASHPID > runs/batch.pid; exec bash "$@") > ')
-    _program(fake / "bin" / "sbatch", sbatch)
+    limit = "if [ $worker = 0 ]; then sleep 0.5; kill -USR1 $(cat $FAKE/batch.pid); fi"
+    (fake / "job.1").write_text(SAVES.format(limit))
     code, _, calls = _slurm(fake, "submit --nodes 2 -- --steps 3")
     log = (fake / "checkout" / "runs" / "slurm-7.log").read_text()
     assert code == 0, log
-    assert "scontrol requeue 7" in calls
+    assert "scancel --signal=TERM 7" in calls and "scontrol requeue 7" in calls
     assert (fake / "saved.0").exists() and (fake / "saved.1").exists()
     assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm --steps 3"] * 2
 
@@ -389,8 +398,17 @@ def test_slurm_restarts_are_bounded(fake):
 
 
 def test_a_slurm_job_is_cancelled_so_that_it_can_save(fake):
-    code, _, calls = _slurm(fake, "cancel 7")
-    assert code == 0 and calls == ["scancel --signal=TERM --batch 7"]
+    """``cancel`` asks the batch script, which asks the tasks: they save, and nothing is requeued."""
+    cancel = "if [ $worker = 0 ]; then sleep 0.5; bash $FAKE/checkout/launch/slurm.sh cancel 7; fi"
+    (fake / "job.1").write_text(SAVES.format(cancel))
+    code, _, calls = _slurm(fake, "submit --nodes 2 -- --steps 3")
+    log = (fake / "checkout" / "runs" / "slurm-7.log").read_text()
+    assert code == 130, log
+    assert [c for c in calls if c.startswith("s") and not c.startswith("srun")][1:] == [
+        "scancel --signal=TERM --batch 7", "scancel --signal=TERM 7"
+    ]  # fmt: skip
+    assert (fake / "saved.0").exists() and (fake / "saved.1").exists()
+    assert len(starts(calls)) == 2
 
 
 @pytest.mark.parametrize(
