@@ -7,7 +7,7 @@
 #   setup   send the tracked files of this checkout and install them on every machine
 #   run     start (or resume) the job, stream its output, restart it when a machine was lost
 #   logs    follow the job that runs
-#   stop    ask the job to save and end
+#   stop    ask the job to save and end; whoever follows it ends with code 130, and nothing restarts it
 #
 # options
 #   --machines A,B,...       names for ssh (user@host, or of ~/.ssh/config); the first one coordinates
@@ -19,10 +19,12 @@
 #   --max-restarts N         restarts after a lost machine (default 10)
 #   --delay SECONDS          before a restart (default 20)
 #   --grace SECONDS          for the other workers after one failed (default 30)
+#   --save-time SECONDS      for a job that was asked to end, before it is killed (default 60)
 #   --dry-run                print the commands, run nothing
 #
 # A worker that ends with its own error stops the job: its number and exit code are reported, nothing is restarted.
 # The same `run` again resumes the run in --out; more --steps, say, count then, and what a run cannot change is named.
+# Where a job runs already, `run` ends with code 79.
 #
 #   bash launch/ssh.sh run --machines gpu0,gpu1 --out /shared/run1 -- --model /shared/Qwen3-0.6B --data /shared/d.jsonl
 set -euo pipefail
@@ -45,18 +47,14 @@ hosts_of() {
 
 # A connection that broke (255) or a process killed from outside (128 + 9, 128 + 15) says nothing against the job.
 recover() {
-    local index
     case "$FAILED_CODE" in
-    255 | 137 | 143) ;;
+    255 | 137 | 143 | "$RUNS_ALREADY") ;;
     *) return 1 ;;
     esac
     stop_all
     sleep "$DELAY"
-    for ((index = 0; index < COUNT; index++)); do
-        if ! retry 5 on_worker "$index" true </dev/null; then
-            give_up 255 "machine ${MACHINES[$index]} (worker $index) does not answer"
-        fi
-    done
+    if ! answering; then give_up 255 "machine ${MACHINES[$FAILED_WORKER]} (worker $FAILED_WORKER) does not answer"; fi
+    stop_all # the job of a machine that was out of reach went on
 }
 
 setup() {

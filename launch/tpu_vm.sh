@@ -7,10 +7,11 @@
 #   create  make the TPU VM
 #   setup   send the tracked files of this checkout to all workers, install them, mount the bucket
 #   run     start (or resume) the job on all workers and stream its output; a preempted VM is deleted, made and set
-#           up again, and the run continues from its newest checkpoint
-#   up      create, setup, run, delete; the VM stays when the job fails, for a look
+#           up again, and the run continues from its newest checkpoint: with --bucket, or on other storage that
+#           stays; without, the checkpoints go with the VM and the run begins anew
+#   up      create, setup, run, delete; the VM stays when the job fails, for a look; needs such storage
 #   logs    follow the job that runs
-#   stop    ask the job to save and end
+#   stop    ask the job to save and end; whoever follows it ends with code 130, and nothing restarts it
 #   status  the state of the VM
 #   delete  delete the VM
 #
@@ -29,10 +30,12 @@
 #   --max-restarts N         restarts after a preemption or a lost connection (default 10)
 #   --delay SECONDS          before a retry (default 20)
 #   --grace SECONDS          for the other workers after one failed (default 30)
+#   --save-time SECONDS      for a job that was asked to end, before it is killed (default 60)
 #   --dry-run                print the commands, run nothing
 #
 # A worker that ends with its own error stops the job: its number and exit code are reported, nothing is restarted.
 # The same `run` again resumes the run in --out; more --steps, say, count then, and what a run cannot change is named.
+# Where a job runs already, `run` ends with code 79.
 #
 #   bash launch/tpu_vm.sh up --name rl --zone us-west4-a --type v5litepod-16 --spot --bucket my-runs -- \
 #       --model bucket/Qwen3-0.6B --data bucket/gsm8k.jsonl --mesh fsdp=16 --steps 500
@@ -76,6 +79,14 @@ delete() {
     execute "${TPU[@]}" delete "$NAME" "${WHERE[@]}" --quiet
 }
 
+# Whether the run folder is lost with the VM, as far as its name tells: an absolute one may be mounted.
+on_own_disk() {
+    case "$OUT" in
+    /*) return 1 ;;
+    bucket/*) [ -z "$BUCKET" ] ;;
+    esac
+}
+
 # Sets COUNT to the number of hosts.
 count_workers() {
     local addresses
@@ -85,7 +96,7 @@ count_workers() {
         give_up 1 "$NAME cannot be described; create it first, and see \`gcloud auth login\`"
     IFS=';' read -r -a addresses <<<"$addresses"
     COUNT="${#addresses[@]}"
-    if [ "$COUNT" -gt 1 ] && [ -z "$BUCKET" ] && [ "${OUT#/}" = "$OUT" ]; then
+    if [ "$COUNT" -gt 1 ] && on_own_disk; then
         fail "--out $OUT lies on one of $COUNT workers; give --bucket, or an absolute --out that all share"
     fi
 }
@@ -127,14 +138,17 @@ recover() {
     now="$(state)"
     case "$now" in
     READY)
-        if [ "$FAILED_CODE" != 255 ]; then return 1; fi
+        case "$FAILED_CODE" in 255 | "$RUNS_ALREADY") ;; *) return 1 ;; esac
         stop_all
         sleep "$DELAY"
+        # the job of a worker that was out of reach went on; one that does not answer shows at the next start
+        if answering; then stop_all; fi
         ;;
     PREEMPTED | TERMINATED | STOPPED | MISSING | DELETING)
         if [ -z "$TYPE" ]; then fail "$NAME is $now; give --type, so that it can be created again"; fi
         say "$NAME is $now"
         check_code
+        if on_own_disk; then say "--out $OUT was on its disk: the run begins anew; --bucket keeps it"; fi
         if [ "$now" != MISSING ]; then delete || say "deleting $NAME failed; creating may tell why"; fi
         create
         setup
@@ -168,6 +182,9 @@ check() {
     if [ -n "$PROJECT" ]; then WHERE+=("--project=$PROJECT"); fi
     if [ -z "$OUT" ]; then if [ -n "$BUCKET" ]; then OUT="bucket/$NAME"; else OUT="runs/$NAME"; fi; fi
     case "$1" in create | up) if [ -z "$TYPE" ]; then fail "--type is missing, for example v5litepod-16"; fi ;; esac
+    if [ "$1" = up ] && on_own_disk; then
+        fail "--out $OUT lies on the disk of $NAME, which up deletes; give --bucket, or an absolute --out on storage that stays"
+    fi
     if [ -n "$VERSION" ]; then return; fi
     case "$TYPE" in
     v5litepod-*) VERSION=v2-alpha-tpuv5-lite ;;
@@ -198,6 +215,7 @@ main() {
     setup) setup ;;
     run)
         count_workers
+        if on_own_disk; then say "--out $OUT lies on the disk of $NAME, which a preemption takes; --bucket keeps it"; fi
         run_job
         ;;
     up)

@@ -10,11 +10,15 @@ OUT=""             # run folder, relative to DIR or absolute; on storage that al
 MAX_RESTARTS=10
 DELAY=20           # seconds before a retry
 GRACE=30           # seconds that the other workers have to end after one failed
+SAVE_TIME=60       # seconds that a job has to save once it is asked to end
 COMMAND=()         # its first words, as in `run dr_grpo` or `dpo`; none: the main job
 JOB=()             # its arguments
 FAILED_WORKER=""
 FAILED_CODE=0
-RUN_THERE=0        # whether the run folder holds a run, see has_run
+RUN_THERE=0        # whether the run folder holds a run, see find_run
+RESTARTS=0         # so far
+STOPPED=78         # code of a worker whose job the user stopped
+RUNS_ALREADY=79    # code of a worker that was to start a job and has one
 
 # One line and exit code 2: the mistake is in the command line.
 fail() {
@@ -81,6 +85,7 @@ shared_option() {
     --max-restarts) MAX_RESTARTS="$2" && number "$1" "$2" 0 ;;
     --delay) DELAY="$2" && number "$1" "$2" 0 ;;
     --grace) GRACE="$2" && number "$1" "$2" 0 ;;
+    --save-time) SAVE_TIME="$2" && number "$1" "$2" 1 ;;
     *) return 1 ;;
     esac
 }
@@ -138,54 +143,85 @@ enter_line() {
 # shellcheck disable=SC2016
 FOLLOW='if ! [ -e .job/pid ]; then echo "no job was started here"; exit 255; fi; '
 # shellcheck disable=SC2016
-FOLLOW+='tail -s 0.2 -n +1 -f --pid="$(cat .job/pid)" .job/log; exit "$(cat .job/exit 2>/dev/null || echo 255)"'
+FOLLOW+='tail -s 0.2 -n +1 -f --pid="$(cat .job/pid)" .job/log; code="$(cat .job/exit 2>/dev/null || echo 255)"; '
+FOLLOW+="if [ -e .job/stopped ]; then case \"\$code\" in 130 | 137 | 143 | 255) code=$STOPPED ;; esac; fi; "
+FOLLOW+='exit "$code"'
 
-# The remote command line that follows a started job to its end and ends with its exit code; 255 where there is none.
+# The remote command line that follows a started job to its end and ends with its exit code; 255 where there is none,
+# STOPPED where the user ended it.
 follow_line() {
     enter_line
     printf '%s' "$FOLLOW"
 }
 
-# The remote command line that starts worker $1 of the job, independent of this connection, and follows it.
+# The remote command line that starts worker $1 of the job, independent of this connection, and follows it. What the
+# user stopped between two starts is not started again.
 start_line() {
     local index="$1" job
     shift
     job="$(words .venv/bin/python -m jaxrl_llm "${COMMAND[@]}" --hosts "$(hosts_of "$index")" "$@")"
     enter_line
+    printf 'mkdir -p .job; '
+    if [ "$RESTARTS" != 0 ]; then printf 'if [ -e .job/stopped ]; then exit %s; fi; ' "$STOPPED"; fi
     # shellcheck disable=SC2016
-    printf '%s' 'mkdir -p .job; if [ -e .job/pid ] && kill -0 "$(cat .job/pid)" 2>/dev/null; then ' \
-        'echo "a job runs here already; stop it first"; exit 2; fi; rm -f .job/exit; : > .job/log; '
+    printf '%s' 'if [ -e .job/pid ] && kill -0 "$(cat .job/pid)" 2>/dev/null; then ' \
+        "echo \"a job runs here already\"; exit $RUNS_ALREADY; fi; rm -f .job/exit .job/stopped; : > .job/log; "
     job="trap : TERM INT; $job; echo \$? > .job/exit.new; mv .job/exit.new .job/exit"
     printf 'setsid nohup bash -c %s > .job/log 2>&1 < /dev/null & echo $! > .job/pid; ' "${job@Q}"
     printf '%s' "$FOLLOW"
 }
 
-# The remote command line that asks the job to save and end, and ends it for good after 60 s.
+# stop_line INDEX [for_good]: the remote command line that asks the job to save and end, and kills it (code 137) where
+# it has not ended SAVE_TIME later. `for_good` is the user's wish: what follows the job ends, and nothing restarts it.
 stop_line() {
     enter_line
+    if [ "${2:-}" = for_good ]; then printf 'mkdir -p .job; touch .job/stopped; '; fi
     # shellcheck disable=SC2016
-    printf '%s' '[ -e .job/pid ] || exit 0; pid="$(cat .job/pid)"; kill -TERM -- "-$pid" 2>/dev/null || exit 0; ' \
-        'for _ in $(seq 300); do kill -0 "$pid" 2>/dev/null || exit 0; sleep 0.2; done; kill -KILL -- "-$pid"'
+    printf '%s' '[ -e .job/pid ] || exit 0; pid="$(cat .job/pid)"; '
+    # a job that is asked again does not wait until it has saved: the user's own stop has to see to its end
+    if [ "${2:-}" != for_good ]; then printf 'if [ -e .job/stopped ]; then exit 0; fi; '; fi
+    # shellcheck disable=SC2016
+    printf '%s' 'kill -TERM -- "-$pid" 2>/dev/null || exit 0; ' "for _ in \$(seq $((5 * SAVE_TIME))); " \
+        'do kill -0 "$pid" 2>/dev/null || exit 0; sleep 0.2; done; kill -KILL -- "-$pid"; exit 137'
 }
 
-# Stops the job on every worker; a worker that cannot be reached has none.
+stop_worker() {
+    local code=0
+    on_worker "$1" "$(stop_line "$@")" </dev/null >/dev/null 2>&1 || code=$?
+    if [ "$code" = 137 ]; then
+        say "worker $1 had not ended $SAVE_TIME s after it was asked to and was killed; --save-time gives it longer"
+    fi
+}
+
+# stop_all HOW FOLDER: stops the job on every worker (HOW: see stop_line) but those with a file FOLDER/busy.INDEX. Of a
+# worker that cannot be reached nothing is known.
 stop_all() {
     local index
     for ((index = 0; index < COUNT; index++)); do
-        on_worker "$index" "$(stop_line)" </dev/null >/dev/null 2>&1 &
+        if [ -n "${2:-}" ] && [ -e "$2/busy.$index" ]; then continue; fi
+        stop_worker "$index" "${1:-}" &
     done
     wait
 }
 
-# Whether the run folder holds a run: decided once, on worker 0, so that all workers do the same. A connection that
-# breaks says neither: taken for "no run" it would begin one where there is one, which the job refuses for good.
-has_run() {
-    local code=0
-    case "${COMMAND[*]}" in '' | train) ;; *) return 1 ;; esac # an experiment goes on by the same command
-    if [ "$DRY_RUN" = 1 ]; then return 1; fi
-    retry 5 asked_for_run || code="$?"
-    if [ "$code" != 0 ]; then give_up "$code" "worker 0 does not say whether $OUT holds a run"; fi
-    [ "$RUN_THERE" = 1 ]
+# Waits for workers that were out of reach; FAILED_WORKER names the first that does not answer.
+answering() {
+    local index
+    for ((index = 0; index < COUNT; index++)); do
+        if ! retry 5 on_worker "$index" true </dev/null; then FAILED_WORKER="$index" && return 1; fi
+    done
+}
+
+# Sets RUN_THERE, whether the run folder holds a run: decided once, on worker 0, so that all workers do the same. A
+# connection that breaks says neither: taken for "no run" it would begin one where there is one, which the job refuses
+# for good. It is a failure of worker 0, then.
+find_run() {
+    RUN_THERE=0
+    case "${COMMAND[*]}" in '' | train) ;; *) return 0 ;; esac # an experiment goes on by the same command
+    if retry 5 asked_for_run; then return 0; fi
+    say "worker 0 does not say whether $OUT holds a run"
+    FAILED_WORKER=0 FAILED_CODE=255
+    return 1
 }
 
 # Sets RUN_THERE; fails with the code of a connection that did not answer.
@@ -222,11 +258,12 @@ run_workers() {
     done
     for ((ended = 0; ended < COUNT; ended++)); do
         read -r -u "$pipe" index code
+        if [ "$code" = "$RUNS_ALREADY" ]; then touch "$folder/busy.$index"; fi # not by us, perhaps
         if [ "$code" = 0 ] || [ -n "$FAILED_WORKER" ]; then continue; fi
         FAILED_WORKER="$index" FAILED_CODE="$code"
         if [ "$COUNT" -gt 1 ]; then
             say "worker $index ended with code $code; the others have $GRACE s"
-            (sleep "$GRACE" && stop_all) &
+            (sleep "$GRACE" && stop_all "" "$folder") &
             stopper="$!"
         fi
     done
@@ -238,21 +275,38 @@ run_workers() {
 
 # Runs the job to its end: resumes a run that exists, restarts after what `recover` can mend, at most MAX_RESTARTS times.
 supervise() {
-    local restarts=0 arguments
-    trap 'say "stopping the job; the same command resumes it"; stop_all; exit 130' INT TERM
+    local arguments
+    RESTARTS=0
+    trap 'say "stopping the job; the same command resumes it"; stop_all for_good; exit 130' INT TERM
     while true; do
-        # a run that goes on is told the same: what has changed is taken over or refused, not overheard
-        if has_run; then arguments=(--resume "$OUT" "${JOB[@]}"); else arguments=(--out "$OUT" "${JOB[@]}"); fi
-        say "starting $COUNT workers: python -m jaxrl_llm $(words "${COMMAND[@]}" "${arguments[@]}")"
-        if run_workers start "${arguments[@]}"; then return 0; fi
-        if [ "$FAILED_CODE" = 2 ]; then give_up 2 "worker $FAILED_WORKER refused its arguments (exit code 2)"; fi
-        if [ "$restarts" -ge "$MAX_RESTARTS" ]; then
-            give_up "$FAILED_CODE" "worker $FAILED_WORKER ended with code $FAILED_CODE after $restarts restarts; giving up"
+        if find_run; then
+            # a run that goes on is told the same: what has changed is taken over or refused, not overheard
+            arguments=(--out "$OUT" "${JOB[@]}")
+            if [ "$RUN_THERE" = 1 ]; then arguments[0]=--resume; fi
+            say "starting $COUNT workers: python -m jaxrl_llm $(words "${COMMAND[@]}" "${arguments[@]}")"
+            if run_workers start "${arguments[@]}"; then return 0; fi
+        fi
+        case "$FAILED_CODE" in
+        2) give_up 2 "worker $FAILED_WORKER refused its arguments (exit code 2)" ;;
+        "$STOPPED") stopped ;;
+        "$RUNS_ALREADY") # behind a restart it is this job, which a lost connection left there
+            if [ "$RESTARTS" = 0 ]; then
+                give_up "$RUNS_ALREADY" "worker $FAILED_WORKER runs a job already; end it by stop, or see it by logs"
+            fi
+            ;;
+        esac
+        if [ "$RESTARTS" -ge "$MAX_RESTARTS" ]; then
+            give_up "$FAILED_CODE" "worker $FAILED_WORKER ended with code $FAILED_CODE after $RESTARTS restarts; giving up"
         fi
         if ! recover; then give_up "$FAILED_CODE" "worker $FAILED_WORKER failed with exit code $FAILED_CODE"; fi
-        restarts=$((restarts + 1))
-        say "restart $restarts of $MAX_RESTARTS"
+        RESTARTS=$((RESTARTS + 1))
+        say "restart $RESTARTS of $MAX_RESTARTS"
     done
+}
+
+# The end of whoever follows a job that the user stopped.
+stopped() {
+    give_up 130 "the job was stopped (worker $FAILED_WORKER); the same run resumes it"
 }
 
 # The commands run, logs and stop; in a dry run their command lines, one a worker.
@@ -264,12 +318,13 @@ follow_job() {
     if [ "$DRY_RUN" = 1 ]; then
         each_worker follow_line
     elif ! run_workers follow; then
+        if [ "$FAILED_CODE" = "$STOPPED" ]; then stopped; fi
         give_up "$FAILED_CODE" "worker $FAILED_WORKER failed with exit code $FAILED_CODE"
     fi
 }
 
 stop_job() {
-    if [ "$DRY_RUN" = 1 ]; then each_worker stop_line; else stop_all; fi
+    if [ "$DRY_RUN" = 1 ]; then each_worker stop_line for_good; else stop_all for_good; fi
 }
 
 # each_worker LINE_OF ARGUMENTS...: runs what `LINE_OF INDEX ARGUMENTS...` prints on every worker in turn.

@@ -26,14 +26,27 @@ for file in "$FAKE/job.$worker.$start" "$FAKE/job.$start"; do if [ -e "$file" ];
 exit 0
 """
 
+# The file down.HOST refuses every connection, drops.HOST one for each of its lines; cut.HOST breaks those that are
+# there and becomes drops.HOST. The job goes on.
 SSH = r"""#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift 2; done
 echo "ssh $*" >> "$FAKE/calls"
 if [ -e "$FAKE/down.$1" ]; then echo "ssh: no route to $1" >&2; exit 255; fi
-if [ -e "$FAKE/drops.$1" ]; then rm "$FAKE/drops.$1"; echo "ssh: connection to $1 closed" >&2; exit 255; fi
+if [ -e "$FAKE/drops.$1" ]; then
+    sed -i 1d "$FAKE/drops.$1"; [ -s "$FAKE/drops.$1" ] || rm "$FAKE/drops.$1"
+    echo "ssh: connection to $1 closed" >&2; exit 255
+fi
 mkdir -p "$FAKE/homes/${1#*@}"
 export HOME="$FAKE/homes/${1#*@}"
-cd "$HOME" && exec bash -c "$2"
+cd "$HOME" || exit 255
+bash -c "$2" <&0 & running="$!"
+while kill -0 "$running" 2>/dev/null; do
+    if [ -e "$FAKE/cut.$1" ]; then
+        mv "$FAKE/cut.$1" "$FAKE/drops.$1"; pkill -P "$running"; kill "$running"; exit 255
+    fi
+    sleep 0.05
+done
+wait "$running"
 """
 
 # A VM of two workers; `state` holds what describe says. A taken VM ends the connections and loses its disks.
@@ -54,6 +67,7 @@ describe)
 scp) for home in "$FAKE"/homes/*; do cp "$1" "$home"; done ;;
 ssh)
     for word in "$@"; do case "$word" in --worker=*) worker="${word#*=}" ;; --command=*) line="${word#*=}" ;; esac; done
+    if [ "$(cat "$FAKE/state")" != READY ]; then echo "ssh: port 22: Connection timed out" >&2; exit 255; fi
     if [ "$worker" = all ]; then workers=(0 1); else workers=("$worker"); fi
     for worker in "${workers[@]}"; do
         cd "$FAKE/homes/$worker" && export HOME="$PWD" || exit 255
@@ -233,10 +247,38 @@ def test_a_lost_connection_is_no_failure_of_the_job(fake):
     assert starts(calls)[2:] == ["--hosts auto --resume bucket/rl --steps 3"] * 2
 
 
+def test_a_vm_that_was_taken_before_the_job_began_is_made_again(fake):
+    launch(fake, f"tpu_vm.sh create {TPU}")
+    (fake / "state").write_text("PREEMPTED\n")
+    code, said, calls = launch(fake, f"tpu_vm.sh run {TPU} -- --steps 3")
+    assert code == 0 and "rl is PREEMPTED" in said, said
+    assert [c.split()[0] for c in calls if c.split()[0] in ("create", "delete")] == ["create", "delete", "create"]
+    assert starts(calls) == ["--hosts auto --out bucket/rl --steps 3"] * 2
+
+
 def test_several_hosts_need_a_shared_run_folder(fake):
     launch(fake, f"tpu_vm.sh create {TPU}")
     code, said, _ = launch(fake, "tpu_vm.sh run --name rl --zone z")
     assert code == 2 and "lies on one of 2 workers" in said
+    code, said, _ = launch(fake, "tpu_vm.sh run --name rl --zone z --bucket runs --out runs/here")
+    assert code == 2 and "--out runs/here lies on one of 2 workers" in said
+
+
+def test_a_run_on_the_disk_of_a_vm_goes_with_it(fake):
+    """``run`` says so, before and after; ``up``, which deletes the VM at the end, is refused."""
+    one = GCLOUD.replace("10.0.0.1;10.0.0.2", "10.0.0.1").replace('"$FAKE/homes/1"', "").replace("(0 1)", "(0)")
+    _program(fake / "bin" / "gcloud", one)
+    words = "--name rl --zone z --type v5litepod-1 --delay 0 --grace 1"
+    for command in ("create", "setup"):
+        assert launch(fake, f"tpu_vm.sh {command} {words}")[0] == 0
+    (fake / "job.1").write_text("sleep 0.5; echo PREEMPTED > $FAKE/state; sleep 30\n")
+    code, said, calls = launch(fake, f"tpu_vm.sh run {words} -- --steps 3")
+    assert code == 0, said
+    assert said.startswith(
+        "launch: --out runs/rl lies on the disk of rl, which a preemption takes; --bucket keeps it\n"
+    )
+    assert "launch: --out runs/rl was on its disk: the run begins anew; --bucket keeps it" in said.splitlines()
+    assert starts(calls) == ["--hosts auto --out runs/rl --steps 3"] * 2
 
 
 def test_status_of_a_vm(fake):
@@ -271,9 +313,16 @@ def test_a_run_is_resumed_though_the_first_connection_breaks(fake):
     assert sorted(starts(calls)[2:]) == [f"--hosts a:8476,2,{i} --resume {fake}/shared/run --steps 3" for i in (0, 1)]
     (fake / "down.a").touch()
     code, said, _ = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
-    assert (
-        code == 255 and said.splitlines()[-1] == f"error: worker 0 does not say whether {fake}/shared/run holds a run"
-    )
+    assert f"launch: worker 0 does not say whether {fake}/shared/run holds a run" in said.splitlines()
+    assert code == 255 and said.splitlines()[-1] == "error: machine a (worker 0) does not answer"
+
+
+def test_a_machine_that_comes_back_later_is_waited_for(fake):
+    out = _set_up(fake)
+    (fake / "drops.a").write_text("x\n" * 6)
+    code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
+    assert code == 0 and "restart 1 of 10" in said, said
+    assert sorted(starts(calls)) == [f"--hosts a:8476,2,{i} {out} --steps 3" for i in (0, 1)]
 
 
 def test_an_experiment_is_started_and_goes_on_by_the_same_command(fake):
@@ -319,6 +368,80 @@ def test_a_machine_that_does_not_answer(fake):
     assert code == 255 and said.splitlines()[-1] == "error: machine me@b (worker 1) does not answer"
 
 
+def test_a_job_that_outlived_a_broken_connection_is_ended_before_the_restart(fake):
+    """Two connections are refused, those that would have stopped it; it is asked to save before it is started again."""
+    out = _set_up(fake)
+    (fake / "job.a.1").write_text("sleep 30\n")
+    save = (
+        "trap 'touch $FAKE/saved; exit 130' TERM; printf 'x\\nx\\n' > $FAKE/cut.me@b; while true; do sleep 0.1; done\n"
+    )
+    (fake / "job.b.1").write_text(save)
+    code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
+    assert code == 0 and "restart 1 of 10" in said and "restart 2" not in said, said
+    assert (fake / "saved").exists()
+    assert sorted(starts(calls)[2:]) == [f"--hosts a:8476,2,{i} --resume {fake}/shared/run --steps 3" for i in (0, 1)]
+
+
+def _in_background(fake, line, workers):
+    """Starts ``launch/LINE`` and waits until that many workers have begun."""
+    script, *words = line.split()
+    running = subprocess.Popen(
+        ["bash", f"{fake}/checkout/launch/{script}", *words],
+        env=_environment(fake), cwd=fake / "checkout", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 20
+    while len(starts((fake / "calls").read_text().splitlines())) < workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    return running
+
+
+def test_a_job_that_runs_already_is_left_alone(fake):
+    """On one of two machines: the other one's is ended, as it cannot go on alone; the first job runs to its end."""
+    out = _set_up(fake)
+    (fake / "job.a.1").write_text("while ! [ -e $FAKE/go ]; do sleep 0.1; done; echo done\n")
+    (fake / "job.b.1").write_text("sleep 30\n")
+    first = _in_background(fake, f"ssh.sh run --machines a {out} --delay 0", 1)
+    code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out}")
+    assert code == 79 and "a job runs here already" in said
+    assert said.splitlines()[-1] == "error: worker 0 runs a job already; end it by stop, or see it by logs"
+    (fake / "go").touch()
+    said, _ = first.communicate(timeout=30)
+    assert first.returncode == 0 and "done" in said
+    assert len(starts(calls)) == 2
+
+
+SAVING = "trap 'sleep {}; touch $FAKE/saved.$worker; exit 130' TERM; while true; do sleep 0.1; done\n"
+
+
+def test_what_the_user_stopped_is_not_started_again(fake):
+    """Neither a job that has saved, nor one that took too long and was killed, nor one that was to be restarted."""
+    out = _set_up(fake)
+    (fake / "job.1").write_text(SAVING.format(0.5))
+    run = _in_background(fake, f"ssh.sh run {SSHS} {out}", 2)
+    code, said, _ = launch(fake, f"ssh.sh stop {SSHS}")
+    assert code == 0 and said == ""
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 130 and said.splitlines()[-1].startswith("error: the job was stopped (worker ")
+    assert (fake / "saved.a").exists() and (fake / "saved.b").exists()
+
+    (fake / "job.2").write_text(SAVING.format(30))
+    run = _in_background(fake, f"ssh.sh run {SSHS} {out}", 4)
+    code, said, calls = launch(fake, f"ssh.sh stop {SSHS} --save-time 1")
+    killed = "had not ended 1 s after it was asked to and was killed; --save-time gives it longer"
+    assert code == 0 and sorted(said.splitlines()) == [f"launch: worker {i} {killed}" for i in (0, 1)]
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 130 and len(starts(calls)) == 4, said
+    assert launch(fake, f"ssh.sh logs {SSHS}")[0] == 130
+
+    (fake / "job.a.3").write_text("kill -9 $$\n")
+    run = _in_background(fake, f"ssh.sh run --machines a --delay 8 {out}", 5)
+    assert launch(fake, "ssh.sh stop --machines a")[0] == 0
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 130 and "restart 1 of 10" in said
+    assert len(starts((fake / "calls").read_text().splitlines())) == 5
+
+
 def test_a_failing_installation_names_the_machine(fake):
     (fake / "pip.code").write_text("3\n")
     code, said, _ = launch(fake, f"ssh.sh setup {SSHS}")
@@ -328,12 +451,7 @@ def test_a_failing_installation_names_the_machine(fake):
 def test_interrupting_the_launcher_stops_the_job(fake):
     out = _set_up(fake)
     (fake / "job.1").write_text("trap 'echo saved; exit 130' TERM; while true; do sleep 0.1; done\n")
-    words = f"{fake}/checkout/launch/ssh.sh run {SSHS} {out}".split()
-    running = subprocess.Popen(["bash", *words], env=_environment(fake), stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
-    while len(starts((fake / "calls").read_text().splitlines())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
+    running = _in_background(fake, f"ssh.sh run {SSHS} {out}", 2)
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=30)
     assert running.returncode == 130 and "the same command resumes it" in said
@@ -440,6 +558,9 @@ def test_a_dry_run_prints_and_calls_nothing(fake, line):
         ("tpu_vm.sh create --zone z --type v6e-8", "--name is missing"),
         ("tpu_vm.sh create --name rl --type v6e-8", "--zone is missing"),
         ("tpu_vm.sh create --name rl --zone z", "--type is missing"),
+        ("tpu_vm.sh up --name rl --zone z --type v6e-1", "--out runs/rl lies on the disk of rl, which up deletes"),
+        ("tpu_vm.sh up --name rl --zone z --type v6e-1 --bucket b --out here", "--out here lies on the disk of rl"),
+        ("ssh.sh stop --machines a --save-time 0", "--save-time 0 must be at least 1"),
         ("tpu_vm.sh create --name rl --zone z --type v9-8", "--type v9-8 has no known runtime; give --version"),
         ("tpu_vm.sh create --name rl --zone --type v6e-8", "--zone needs a value"),
         ("tpu_vm.sh run --name rl --zone z --max-restarts few", "--max-restarts few is not a whole number"),
