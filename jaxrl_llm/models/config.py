@@ -30,6 +30,8 @@ def _rope_tables(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _scaling(raw: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
     kind = rope.get("rope_type", rope.get("type", "default")) or "default"
+    if not isinstance(kind, str):
+        raise ValueError(f"rope_scaling type {str(kind)[:80]} is no text")
     needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
     for key in needed.get(kind, ()):
         if key not in rope:
@@ -89,7 +91,7 @@ def _experts(raw: dict[str, Any]) -> Experts | None:
         number=_integer(raw, "num_experts"),
         per_token=_integer(raw, "num_experts_per_tok"),
         size=_integer(raw, "moe_intermediate_size"),
-        normalise=bool(raw["norm_topk_prob"]),
+        normalise=_flag(raw, "norm_topk_prob"),
         balance_weight=_number(raw, "router_aux_loss_coef"),
     )
 
@@ -103,6 +105,13 @@ def _integer(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     if value > most:
         raise ValueError(f"config key {key}={value} is beyond {most}, more than any model has; is config.json damaged?")
     return value
+
+
+def _flag(raw: dict[str, Any], key: str) -> bool:
+    value = raw.get(key)
+    if not isinstance(value, bool | None):
+        raise ValueError(f"config key {key}={repr(value)[:80]} is neither true nor false")
+    return bool(value)
 
 
 def _number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
@@ -169,7 +178,7 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
             if key in defaults and raw[key] is None}  # fmt: skip
     heads, width, layers = (_integer(raw, k) for k in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     head_dim = _integer(raw, "head_dim", family.head_dim or width // max(heads, 1))
-    bias = bool(raw.get("attention_bias", False))
+    bias = _flag(raw, "attention_bias")
     fields: dict[str, Any] = {
         "vocab_size": _integer(raw, "unpadded_vocab_size", _integer(raw, "vocab_size")),
         "padded_vocab_size": _integer(raw, "vocab_size"),
@@ -180,7 +189,7 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
         "num_kv_heads": _integer(raw, "num_key_value_heads", heads),
         "head_dim": head_dim,
         "rms_norm_eps": _positive(raw, "rms_norm_eps"),
-        "tie_embeddings": bool(raw["tie_word_embeddings"]),
+        "tie_embeddings": _flag(raw, "tie_word_embeddings"),
         "qkv_bias": bias,
         "output_bias": bias,
         "max_positions": _integer(raw, "max_position_embeddings"),

@@ -38,7 +38,7 @@ _COMMON = frozenset(
     num_key_value_heads head_dim max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias rope_theta
     rope_scaling rope_parameters""".split()
 )
-_ROTARY_DEFAULTS = {"max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-6}
+_ROTARY_DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6}
 
 
 class Family(NamedTuple):
@@ -71,10 +71,11 @@ _GEMMA_FIXED: dict[str, tuple[Any, ...] | None] = {
 }
 _GEMMA_DEFAULTS = {"tie_word_embeddings": True, "num_key_value_heads": 4, "query_pre_attn_scalar": 256,
                    "sliding_window": 4096, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # fmt: skip
+_QWEN_DEFAULTS = {"max_position_embeddings": 32768}
 _GEMMA_WRITTEN = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM"),
+    "llama": Family("LlamaForCausalLM", defaults={"max_position_embeddings": 2048}),
     "mistral": Family(
         "MistralForCausalLM",
         fixed={"attention_bias": (False,)},
@@ -90,13 +91,19 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(
         "Qwen2ForCausalLM",
         shape={"qkv_bias": True, "output_bias": False},
-        defaults={"num_key_value_heads": 32},
+        defaults=_QWEN_DEFAULTS | {"num_key_value_heads": 32},
     ),
-    "qwen3": Family("Qwen3ForCausalLM", shape={"qk_norm": True}, head_dim=128, defaults={"num_key_value_heads": 32}),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        shape={"qk_norm": True},
+        head_dim=128,
+        defaults=_QWEN_DEFAULTS | {"num_key_value_heads": 32},
+    ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         shape={"qk_norm": True},
-        defaults={
+        defaults=_QWEN_DEFAULTS
+        | {
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
@@ -104,13 +111,26 @@ FAMILIES: dict[str, Family] = {
             "router_aux_loss_coef": 0.001,
             "num_key_value_heads": 4,
         },  # fmt: skip
-        fixed={"mlp_only_layers": ([],), "decoder_sparse_step": (1,)},
+        fixed={
+            "mlp_only_layers": ([],),
+            "decoder_sparse_step": (1,),
+            # what a published file says of the family itself
+            "use_qk_norm": (True,),
+            "qkv_bias": (False,),
+            "shared_expert_intermediate_size": (0,),
+        },  # fmt: skip
         names={"num_local_experts": "num_experts"},
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM",
         shape=_GEMMA_SHAPE,
-        defaults=_GEMMA_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256},
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+        },  # fmt: skip
         fixed=_GEMMA_FIXED | {"attn_logit_softcapping": None},
         window="types",
         period=2,
@@ -119,7 +139,13 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(
         "Gemma3ForCausalLM",
         shape=_GEMMA_SHAPE | {"qk_norm": True},
-        defaults=_GEMMA_DEFAULTS | {"head_dim": 256, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+        defaults=_GEMMA_DEFAULTS
+        | {
+            "head_dim": 256,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "max_position_embeddings": 131072,
+        },  # fmt: skip
         fixed=_GEMMA_FIXED,
         window="types",
         period=6,
@@ -164,6 +190,7 @@ FAMILIES: dict[str, Family] = {
         "Phi3ForCausalLM",
         defaults={
             "sliding_window": None,
+            "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
             "bos_token_id": 1,
             "eos_token_id": 32000,
@@ -182,9 +209,12 @@ def defaults_of(family: Family) -> dict[str, Any]:
 
 def check_fixed(family: Family, raw: dict[str, Any]) -> None:
     """Raises ValueError naming the first key whose value changes the computation in an unknown way."""
+    types = raw.get("layer_types")
+    if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
+        raise ValueError(f"config key layer_types={str(types)[:200]} is no list of texts")
     for key, accepted in (_FIXED | family.fixed).items():
         value = raw.get(key)
-        if key == "layer_types" and value is not None and set(value) == {"full_attention"}:
+        if key == "layer_types" and types is not None and set(types) == {"full_attention"}:
             continue
         if accepted is not None and value is not None and value not in accepted:
             raise ValueError(f"config key {key}={value!r} changes the computation and is not supported")

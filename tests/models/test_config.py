@@ -33,6 +33,18 @@ def test_absent_keys_take_the_defaults_of_transformers():
     assert qwen2.qkv_bias and not qwen2.output_bias and not qwen2.qk_norm
 
 
+# transformers 5.23, configuration_*.py, as below
+POSITIONS = {"llama": 2048, "mistral": 131072, "phi3": 4096, "qwen2": 32768, "qwen3": 32768, "qwen3_moe": 32768,
+             "gemma2": 8192, "gemma3_text": 131072, "gpt2": 1024}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", POSITIONS)
+def test_absent_positions_are_those_of_the_family(family):
+    raw = RAW | {"model_type": family, "num_key_value_heads": 4}
+    assert from_hf(raw).max_positions == from_hf(raw | {"max_position_embeddings": None}).max_positions
+    assert from_hf(raw).max_positions == POSITIONS[family]
+
+
 # transformers 5.23, configuration_*.py: what a config.json without the key stands for; null is one a head everywhere
 KEY_VALUE_HEADS = {"llama": 64, "phi3": 64, "mistral": 8, "qwen2": 32, "qwen3": 32, "qwen3_moe": 4, "gemma2": 4,
                    "gemma3_text": 4}  # fmt: skip
@@ -79,7 +91,14 @@ def test_newer_rope_parameters_equal_the_older_keys():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "'dynamic' is not supported"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_scaling": {"type": ["linear"], "factor": 2}}, r"rope_scaling type \['linear'\] is no text"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"layer_types": 5}, "layer_types=5 is no list of texts"),
+        ({"layer_types": "full_attention"}, "layer_types=full_attention is no list of texts"),
+        ({"layer_types": [["a"], ["b"]]}, r"layer_types=\[\['a'\], \['b'\]\] is no list of texts"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' is neither true nor false"),
+        ({"attention_bias": 1}, "attention_bias=1 is neither true nor false"),
+        ({"model_type": "qwen3_moe", "num_attention_heads": 4, "norm_topk_prob": "no"}, "norm_topk_prob='no' is neit"),
         ({"mlp_bias": True}, "mlp_bias=True"),
     ],
 )
@@ -96,6 +115,9 @@ def test_malformed_values_are_named(change, message):
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ("qwen3_moe", {"use_qk_norm": False}, "use_qk_norm=False"),
+        ("qwen3_moe", {"qkv_bias": True}, "qkv_bias=True"),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size=64"),
         ("qwen3_moe", {"num_experts": 1, "num_experts_per_tok": 2}, "experts.per_token=2 is more than the 1 experts"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types=.* for each layer"),
@@ -117,6 +139,9 @@ def test_keys_that_change_nothing_are_let_pass():
     inert = {"torch_dtype": "bfloat16", "transformers_version": "4.51.0", "_name_or_path": "x", "use_cache": False,
              "use_mrope": False, "resid_pdrop": 0.1, "unsloth_version": "2025.1", "max_window_layers": 2}  # fmt: skip
     assert from_hf(RAW | inert) == from_hf(RAW)
+    # Qwen3-Coder-30B-A3B-Instruct names what its family is
+    moe, own = RAW | {"model_type": "qwen3_moe"}, {"use_qk_norm": True, "qkv_bias": False}
+    assert from_hf(moe | own | {"shared_expert_intermediate_size": 0}) == from_hf(moe)
 
 
 def test_windows_of_the_layers():

@@ -2,8 +2,10 @@
 
 import json
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
 
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.errors import UserError
@@ -54,6 +56,21 @@ def test_words_become_folders_and_files_of_the_cache(cache, tmp_path, monkeypatc
     (tmp_path / "org" / "judge.v2").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub.located(["--model", "org/judge.v2"]) == ["--model", "org/judge.v2"], "a folder of one's own comes first"
+
+
+def test_one_copy_of_the_weights_is_fetched(monkeypatch):
+    """Mistral publishes them twice, others once more in a folder of another format."""
+    given = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **rest: given.update(rest) or "folder")
+    assert hub.located(["--model", "org/twice"]) == ["--model", "folder"]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    wanted = ["config.json", "model.safetensors.index.json", *shards, "tokenizer.json", "tokenizer.model",
+              "chat_template.jinja"]  # fmt: skip
+    others = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/params.json",
+              "consolidated.safetensors.index.json", "onnx/model.safetensors", "original/tokenizer.model",
+              "pytorch_model.bin"]  # fmt: skip
+    patterns = {name: given[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*others, *wanted], **patterns)) == wanted
 
 
 def test_what_the_hub_does_not_give_is_one_line(cache, capsys):

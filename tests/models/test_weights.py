@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed import rules
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
 from tests.models_for_tests import ALL_FAMILIES, dense_rows, small_config, small_model
@@ -51,9 +53,6 @@ def test_stored_bfloat16_halves_the_file_and_loads_as_float32(tmp_path, folder):
 
 
 def test_a_tree_in_host_memory_is_sharded_from_there(folder):
-    from jaxrl_llm.distributed import mesh as meshes
-    from jaxrl_llm.distributed import rules
-
     _, params, _ = weights.pretrained(folder, place=np.asarray)
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
     sharded = rules.shard(params, meshes.parse_mesh("fsdp=4,tensor=2"))
@@ -99,6 +98,23 @@ def test_head_of_a_tied_model_must_equal_the_embedding(folder):
     _rewrite(folder, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"] + 1})
     with pytest.raises(ValueError, match="lm_head.weight differs from the embedding"):
         weights.pretrained(folder)
+
+
+@pytest.mark.parametrize("wide", ["head", "embed"])
+def test_a_tied_head_of_another_type_is_compared_row_by_row(tmp_path, wide):
+    """float32 beside bfloat16: a block of so many bytes holds twice the rows of one of them."""
+    config = small_config("llama", tie_embeddings=True)
+    weights.save(tmp_path, config, make_policy(config).init(jax.random.key(0)), dtype="bfloat16")
+    narrow = safetensors.numpy.load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    both = {"lm_head.weight": narrow, "model.embed_tokens.weight": narrow}
+    name = {"head": "lm_head.weight", "embed": "model.embed_tokens.weight"}[wide]
+    _rewrite(tmp_path, lambda t: t | both | {name: narrow.astype(np.float32)})
+    shapes = jax.eval_shape(make_policy(config).init, jax.random.key(0))
+    wanted = rules.shardings(shapes, mesh=meshes.parse_mesh("data=1"))
+    weights.stream(tmp_path, config, wanted, block_bytes=256)
+    _rewrite(tmp_path, lambda t: t | {"lm_head.weight": t["lm_head.weight"][::-1].copy()})
+    with pytest.raises(ValueError, match="lm_head.weight differs from the embedding"):
+        weights.stream(tmp_path, config, wanted, block_bytes=256)
 
 
 @pytest.mark.parametrize("content", [b"", b"junk, no safetensors at all"])
@@ -165,9 +181,6 @@ def test_weights_that_never_train_are_kept_as_they_are_computed(tmp_path, family
 
 
 def test_streamed_weights_are_kept_so_too(folder):
-    from jaxrl_llm.distributed import mesh as meshes
-    from jaxrl_llm.distributed import rules
-
     mesh = meshes.parse_mesh("fsdp=2")
     options = {"compute_dtype": jnp.bfloat16, "frozen": True}
     _, here, _ = weights.pretrained(folder, **options)

@@ -15,6 +15,8 @@ SCHEME = "hf://"
 MODELS = ("--model", "--teacher")  # whose values may be bare names
 # what a model folder is read from; weights in other formats stay where they are
 WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
+# no part of it: the weights once more in the layout of who published them, and folders of other formats
+UNWANTED = ["consolidated*", "*/*"]
 _PART = r"[A-Za-z0-9][\w.-]*"
 _MODEL = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?")
 _FILE = re.compile(rf"datasets/({_PART}/{_PART})/([\w./-]+)")
@@ -53,7 +55,9 @@ def _fetched(name: str, flag: str) -> str:
     try:
         if file is not None:
             return huggingface_hub.hf_hub_download(file[1], file[2], repo_type="dataset")
-        return huggingface_hub.snapshot_download(model[1], revision=model[2], allow_patterns=WANTED)
+        return huggingface_hub.snapshot_download(
+            model[1], revision=model[2], allow_patterns=WANTED, ignore_patterns=UNWANTED
+        )
     except Exception as error:  # the library raises those of its own transport, too
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

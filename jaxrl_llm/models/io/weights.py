@@ -97,8 +97,11 @@ def _check_tied(folder: pathlib.Path, config: ModelConfig, stored: dict, block_b
     head, embed = stored.get(top["head"][0]), stored[top["embed"][0]]
     if not config.tie_embeddings or head is None:
         return
-    blocks = zip(*(files.row_blocks(x, 0, x.shape[0], block_bytes) for x in (head, embed)), strict=True)
-    if head.shape != embed.shape or not all(np.array_equal(a[1], b[1]) for a, b in blocks):
+    # by the rows of a block of the head: as many bytes of another type are other rows
+    if head.shape != embed.shape or not all(
+        np.array_equal(block, files.rows(embed, first, first + len(block)))
+        for first, block in files.row_blocks(head, 0, head.shape[0], block_bytes)
+    ):
         raise ValueError(f"{folder}: lm_head.weight differs from the embedding; set tie_word_embeddings to false")
 
 
