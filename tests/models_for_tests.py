@@ -64,6 +64,7 @@ def byte_tokenizer(folder):
     model.pre_tokenizer = hugging_face.pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = hugging_face.decoders.ByteLevel()
     model.add_special_tokens([hugging_face.AddedToken(t, special=True) for t in SPECIALS])
+    model.post_processor = hugging_face.processors.TemplateProcessing("<s> $A", None, [("<s>", SPECIALS.index("<s>"))])
     model.save(str(folder / "tokenizer.json"))
     texts = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(texts))

@@ -7,9 +7,12 @@ import sys
 
 import jax
 import pytest
+import tokenizers
 
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
+from jaxrl_llm.run import parts
 from jaxrl_llm.run.commands import doctor
 from tests.models_for_tests import TEMPLATE, byte_model, small_config
 
@@ -88,6 +91,27 @@ def test_rows_and_tokens(good, tmp_path):
     config = small_config("llama", vocab_size=200, eos_token_ids=(2, 3))
     weights.save(folder, config, make_policy(config).init(jax.random.key(0)))
     assert any(line.startswith("FAIL vocabulary: the tokenizer has 262 tokens") for line in _lines(folder))
+
+
+def test_a_token_without_a_row(folder):
+    """Gemma 3 1B has one for an image."""
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.add_special_tokens(["<image_soft_token>"])
+    model.save(str(folder / "tokenizer.json"))
+    lines = _lines(folder)
+    assert "note vocabulary: 1 added tokens of 263 have no row: their texts are spelled out" in lines
+    assert not [line for line in lines if line.startswith("FAIL")]
+    found = parts.load_model(str(folder)).tokenizer
+    assert found.vocab_size == 262 and max(found.encode("<image_soft_token>")) < 262
+    _change(folder, "tokenizer_config.json", pad_token="<image_soft_token>")
+    with pytest.raises(UserError, match=rf"--model {folder}: .*uses 262 \(<image_soft_token>\) beyond them"):
+        parts.load_model(str(folder))
+
+
+def test_a_bos_that_is_not_added(folder):
+    _change(folder, "tokenizer.json", post_processor=None)
+    _change(folder, "tokenizer_config.json", chat_template=TEMPLATE.replace("{{ bos_token }}", ""))
+    assert "ok BOS: the tokenizer adds none: in front only where the chat template writes it" in _lines(folder)
 
 
 def test_absent_parts(folder):

@@ -23,6 +23,7 @@ from experiments.parts import rating_judge, strings
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data.chat import encode_answer
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.own import own
 from jaxrl_llm.data.problem import Problem
@@ -167,8 +168,9 @@ def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> tuple[Tab
     tokenizer, room = model.tokenizer, settings.max_new_tokens - 1
     asked = [Problem("rows", pair.prompt, "", {}, 0, str(k)) for k, pair in enumerate(pairs)]
     table = problem_tables.encode_problems(tokenizer, asked, answers=problem_tables.no_answers, chat=settings.chat)
-    longest = np.maximum(*(np.asarray([len(tokenizer.encode(getattr(pair, name))) for pair in pairs])
-                           for name in ("chosen", "rejected")))  # fmt: skip
+    sizes = ([len(encode_answer(tokenizer, pair.prompt, getattr(pair, name), chat=settings.chat)) for pair in pairs]
+             for name in ("chosen", "rejected"))  # fmt: skip
+    longest = np.maximum(*map(np.asarray, sizes))
     lengths = np.asarray(table.valid).sum(1)
     fits = np.flatnonzero((longest <= room) & (lengths <= settings.max_prompt_tokens))
     if not len(fits):
@@ -184,7 +186,9 @@ def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> tuple[Tab
     said = []
     for name in ("chosen", "rejected"):
         texts = [getattr(pairs[k], name) for k in fits]
-        tokens, valid = encode_responses(tokenizer, texts, width=settings.max_new_tokens)
+        tokens, valid = encode_responses(
+            tokenizer, texts, width=settings.max_new_tokens, prompts=[pairs[k].prompt for k in fits], chat=settings.chat
+        )
         said.append(jnp.where(valid, tokens, tokenizer.eos_ids[0]).astype(jnp.int32))
     return Table(prompts.astype(jnp.int32), *said), [pairs[k] for k in fits]
 

@@ -77,27 +77,32 @@ def _encode(tokenizer: Tokenizer, text: str, before: str | None) -> list[int]:
       before: what stands in front of it; None: the conversation begins here, and a BOS is the one in front of it.
     """
     bos, end, inside = tokenizer.bos_text, tokenizer.eos_text, bos_marks_turns(tokenizer)
-    special = ""  # in front of the text: a tokenizer may begin what stands behind a special token as it begins a text
     if before is None and bos and text.startswith(bos):
-        special, text = bos, text.removeprefix(bos)
-    elif before is not None and end and before.endswith(end):
-        special = end
+        before, text = bos, text.removeprefix(bos)
     text = text if inside or not bos else text.replace(bos, "")
-
-    def first(part: str) -> list[int]:
-        if before is not None and not special:
-            return tokenizer.encode(part)
-        mark = tokenizer.opening(special) if special else []
-        ids = tokenizer.opening(special + part)
-        return ids[1:] if len(mark) == 1 and ids[:1] == mark else tokenizer.opening(part)
-
     if not end or len(tokenizer.opening(end)) == 1:
-        return [i for i in first(text) if inside or i != tokenizer.bos_id]
+        return [i for i in _behind(tokenizer, text, before or "") if inside or i != tokenizer.bos_id]
     ids: list[int] = []
     for k, part in enumerate(text.split(end)):
         ids += [tokenizer.eos_ids[0] if tokenizer.eos_text_id is None else tokenizer.eos_text_id] if k else []
-        ids += (tokenizer.opening(part) if k else first(part)) if part else []
+        ids += (tokenizer.opening(part) if k else _behind(tokenizer, part, before or "")) if part else []
     return ids
+
+
+def _behind(tokenizer: Tokenizer, text: str, before: str) -> list[int]:
+    """Ids of a text as they stand in ``before + text``.
+
+    A tokenizer may begin what stands behind a special token as it begins a text, and may swallow the blanks there
+    (those of Phi 3): that shows where both texts are read at once. Where they are joined by a token of both, the text
+    is that of any other place.
+    """
+    for special in (tokenizer.bos_text, tokenizer.eos_text):
+        if special and len(tokenizer.opening(special)) != 1:  # spelled out there, and a single id here
+            before = before.rpartition(special)[2]
+    known, ids = tokenizer.opening(before), tokenizer.opening(before + text)
+    if ids[: len(known)] == known:
+        return ids[len(known) :]
+    return tokenizer.encode(text)
 
 
 def _front(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -133,6 +138,16 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message], *, chat
         return bos + [i for i in ids if i != tokenizer.bos_id]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return encode_chat(tokenizer, messages, add_generation_prompt=True)
+
+
+def encode_answer(
+    tokenizer: Tokenizer, prompt: str | Sequence[Message], answer: str, *, chat: bool = False
+) -> list[int]:
+    """Ids of an answer, without an end, as they stand behind a prompt of ``encode_prompt``."""
+    if isinstance(prompt, str) and not chat:
+        return _behind(tokenizer, answer, prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return _behind(tokenizer, answer, _render(tokenizer, messages, add_generation_prompt=True))
 
 
 def encode_turns(

@@ -4,12 +4,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxrl_llm.data.chat import Message, encode_answer
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 
 
-def encode_responses(tokenizer: Tokenizer, texts: Sequence[str], *, width: int) -> tuple[np.ndarray, np.ndarray]:
+def encode_responses(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    width: int,
+    prompts: Sequence[str | Sequence[Message]] | None = None,
+    chat: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """Right-pads the texts, each with an end token, into ``(tokens [N, width], valid [N, width])``.
+
+    Args:
+      prompts: what each stands behind, see ``chat.encode_answer``; None: behind no text that tokens depend on.
+      chat: as in ``chat.encode_prompt``, of the prompts.
 
     Raises:
       UserError: for a text that does not fit.
@@ -17,7 +29,8 @@ def encode_responses(tokenizer: Tokenizer, texts: Sequence[str], *, width: int) 
     tokens = np.full((len(texts), width), tokenizer.pad_id, np.int32)
     valid = np.zeros((len(texts), width), bool)
     for k, text in enumerate(texts):
-        row = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
+        said = tokenizer.encode(text) if prompts is None else encode_answer(tokenizer, prompts[k], text, chat=chat)
+        row = [*said, tokenizer.eos_ids[0]]
         if len(row) > width:
             raise UserError(
                 f"response {k} has {len(row)} tokens, the limit is {width}; raise --max-new-tokens or drop it"

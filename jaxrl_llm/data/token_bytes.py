@@ -11,7 +11,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """The bytes of every token id inside a text; nothing for ids that ``decode`` leaves out.
+    """The bytes of every token id below ``vocab_size`` inside a text; nothing for ids that ``decode`` leaves out.
 
     Joined over a sequence they are its text in UTF-8. Only a decoder that strips a blank at the start of a text
     differs: a response stands behind its prompt, so its first blank is kept here.
@@ -22,7 +22,8 @@ def token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     """
     files = {path.name: path for path in tokenizer.files}
     if "tokenizer.json" in files:
-        return _huggingface(files["tokenizer.json"])
+        # a model may have no rows for the last ones: ``tokenizer.fitted``
+        return _huggingface(files["tokenizer.json"])[: tokenizer.vocab_size]
     if "tokenizer.model" in files:
         return _sentencepiece(files["tokenizer.model"], {tokenizer.bos_id, tokenizer.pad_id, *tokenizer.eos_ids})
     raise UserError("stop strings need the texts of the tokens: tokenizer.json or tokenizer.model in the model folder")

@@ -1,5 +1,6 @@
 """SentencePiece and Hugging Face tokenizers behind one small record of functions."""
 
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -128,8 +129,10 @@ def _chat_template(folder: pathlib.Path) -> str | None:
     return template
 
 
-def _adds_bos(folder: pathlib.Path) -> bool:
-    return _read_json(folder / "tokenizer_config.json").get("add_bos_token") is not False
+def _adds_bos(folder: pathlib.Path, otherwise: bool = True) -> bool:
+    """What ``add_bos_token`` says, or ``otherwise`` where it says nothing."""
+    said = _read_json(folder / "tokenizer_config.json").get("add_bos_token")
+    return said if isinstance(said, bool) else otherwise
 
 
 def _added(folder: pathlib.Path) -> dict[int, str]:
@@ -199,14 +202,14 @@ def _huggingface(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
         raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
     model.no_truncation()  # both are of the calls that a file was saved after, and are none of the vocabulary's
     model.no_padding()
-    encode, begins = _encoders(lambda text: model.encode(text, add_special_tokens=False).ids, model.id_to_token)
+    encode, begins, decode = _functions(model)
     texts = {name: _special_text(folder, f"{name}_token") for name in ("bos", "eos", "pad")}
     ids = {name: model.token_to_id(text) for name, text in texts.items()}
     eos, template = _ends(folder, base, ids["eos"]), _chat_template(folder)
     named = [(i, model.id_to_token(i)) for i in eos]
     return Tokenizer(
         encode=encode,
-        decode=lambda sequence: model.decode([int(i) for i in sequence], skip_special_tokens=True),
+        decode=decode,
         # the count of tokens is less where ids are left out
         vocab_size=1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1),
         bos_id=ids["bos"],
@@ -218,8 +221,52 @@ def _huggingface(folder: pathlib.Path, base: pathlib.Path) -> Tokenizer:
         eos_text=texts["eos"],
         eos_text_id=ids["eos"],
         begins=begins,
-        adds_bos=_adds_bos(folder),
+        # a file names a BOS also where its tokenizer puts none in front: those of GPT-2 and SmolLM2
+        adds_bos=_adds_bos(folder, model.encode("a", add_special_tokens=True).ids[:1] == [ids["bos"]]),
     )
+
+
+def _functions(model: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]] | None, Callable]:
+    """``encode``, ``begins`` and ``decode``."""
+    encode, begins = _encoders(lambda text: model.encode(text, add_special_tokens=False).ids, model.id_to_token)
+    return encode, begins, lambda ids: model.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+def fitted(tokenizer: Tokenizer, rows: int) -> Tokenizer:
+    """The tokenizer of a model of so many rows, without added tokens that have none: their texts are spelled out.
+
+    Gemma 3 of text alone has the token of an image, and no row for it; Code Llama tokens that fill in.
+
+    Raises:
+      UserError: where one of them is used (it ends, fills up or stands in the chat template), or is no added one.
+    """
+    if tokenizer.vocab_size <= rows:
+        return tokenizer
+    size = f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {rows} rows"
+    remedy = "put the tokenizer of this model into its folder"
+    path = next((path for path in tokenizer.files if path.name == "tokenizer.json"), None)
+    stored = {} if path is None else read_json_object(path)
+    beyond = {entry["id"]: entry["content"] for entry in stored.get("added_tokens", ()) if entry["id"] >= rows}
+    ids = {tokenizer.bos_id, tokenizer.eos_text_id, tokenizer.pad_id, *tokenizer.eos_ids}
+    used = sorted(i for i, text in beyond.items() if i in ids or text in (tokenizer.chat_template or ""))
+    if used:
+        raise UserError(f"{size}, and uses {', '.join(f'{i} ({beyond[i]})' for i in used)} beyond them; {remedy}")
+    stored["added_tokens"] = [entry for entry in stored.get("added_tokens", ()) if entry["id"] < rows]
+    model = _without(stored, rows) if beyond else None
+    if model is None:
+        raise UserError(f"{size}; {remedy}")
+    encode, begins, decode = _functions(model)
+    return tokenizer._replace(encode=encode, begins=begins, decode=decode, vocab_size=rows)
+
+
+def _without(stored: dict[str, Any], rows: int) -> Any:
+    """The tokenizer of a file's content, if that has no token beyond ``rows``."""
+    import tokenizers
+
+    model = tokenizers.Tokenizer.from_str(json.dumps(stored))
+    model.no_truncation()
+    model.no_padding()
+    return model if max(model.get_vocab(with_added_tokens=True).values(), default=-1) < rows else None
 
 
 def _eos_ids(folder: pathlib.Path) -> tuple[int, ...]:

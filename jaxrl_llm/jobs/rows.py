@@ -245,7 +245,8 @@ def _encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: st
         responses = [getattr(row, field) for row in rows]
         # no response has more columns than the model: a larger limit reserves no memory
         width = min(settings.max_new_tokens, model.config.max_positions)
-        tokens, valid = encode_responses(model.tokenizer, responses, width=width)
+        prompts = [row.prompt for row in rows]
+        tokens, valid = encode_responses(model.tokenizer, responses, width=width, prompts=prompts, chat=settings.chat)
         longest = max(longest, int(valid.sum(1).max()))
         made.append((tokens, valid))
     columns = table.tokens.shape[1] + longest

@@ -257,6 +257,8 @@ def demonstrations(settings: OnlineSettings) -> tuple[Array, Array]:
 @lru_cache(maxsize=8)
 def _demonstrations(identity: tuple[tuple[str, Any], ...]):
     settings = OnlineSettings(**dict(identity))
-    solutions = [p.solution for p in solved_problems(settings)]
-    rows = encode_responses(_bench(identity, "").model.tokenizer, solutions, width=settings.max_new_tokens)
+    problems, width = solved_problems(settings), settings.max_new_tokens
+    prompts, solutions = [p.prompt for p in problems], [p.solution for p in problems]
+    tokenizer = _bench(identity, "").model.tokenizer
+    rows = encode_responses(tokenizer, solutions, width=width, prompts=prompts, chat=settings.chat)
     return tuple(jnp.asarray(x) for x in rows)

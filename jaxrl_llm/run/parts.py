@@ -223,11 +223,10 @@ def load_model(
         raise UserError(f"{flag} {name}: {error}") from error
     if broken := checkpoint.not_finite(params):
         raise UserError(f"{flag} {name}: {broken} holds values that are no finite numbers; get the weights again")
-    if tokenizer.vocab_size > config.padded_vocab_size:
-        raise UserError(
-            f"{flag} {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
-            f"{config.padded_vocab_size}; put the tokenizer of this model into its folder"
-        )
+    try:
+        tokenizer = tokenizers.fitted(tokenizer, config.padded_vocab_size)
+    except UserError as error:
+        raise UserError(f"{flag} {name}: {error}") from error
     return Model(folder, policy, params, config, tokenizer, mesh, merged)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.data.chat import encode_chat, encode_prompt
+from jaxrl_llm.data.chat import encode_answer, encode_chat, encode_prompt
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.distributed import hosts
@@ -119,7 +119,7 @@ def make_reader(
             before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             return encode_chat(tokenizer, [*before, {"role": "assistant", "content": response}])
         end = [tokenizer.eos_ids[0]] if ended and not found.classifier else []
-        return [*asked(problem), *tokenizer.encode(response), *end]
+        return [*asked(problem), *encode_answer(tokenizer, prompt, response, chat=chat), *end]
 
     return read
 

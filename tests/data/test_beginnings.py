@@ -14,6 +14,7 @@ from jaxrl_llm.data.token_bytes import token_bytes
 from jaxrl_llm.data.tokenizer import load
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
+from tests.models_for_tests import byte_tokenizer
 
 ZEPHYR = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
@@ -55,6 +56,7 @@ def _json_tokenizer(folder, template=None, **config):
         ]
     )
     model.add_special_tokens(["<unk>", "<s>", "</s>"])
+    model.post_processor = hf.processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
     model.save(str(folder / "tokenizer.json"))
     return _write(folder, **({"chat_template": template} if template else {}), **config), words
 
@@ -119,6 +121,57 @@ def test_a_tokenizer_that_adds_no_bos_has_the_one_that_its_template_writes(tmp_p
     assert chat.encode_dialogue(tokenizer, TALK)[0] == chat.encode_chat(tokenizer, TALK)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "add_bos_token": True}))
     assert chat.encode_prompt(load(tmp_path), "the")[0] == 1
+
+
+def test_a_bos_that_is_named_and_not_added(tmp_path):
+    """The files of GPT-2 and SmolLM2 say nothing of ``add_bos_token``, and their tokenizers put none in front."""
+    model = hf.Tokenizer.from_file(str(byte_tokenizer(tmp_path) / "tokenizer.json"))
+    assert chat.encode_prompt(load(tmp_path), "a")[0] == 1
+    model.post_processor = hf.processors.ByteLevel(trim_offsets=False)
+    model.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    assert chat.encode_prompt(tokenizer, "a") == tokenizer.encode("a") == model.encode("a").ids
+    assert chat.encode_chat(tokenizer, TALK)[0] == 1  # which the template writes
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
+    assert chat.encode_prompt(load(tmp_path), "a") == [1, *tokenizer.encode("a")]
+
+
+def _phi3(folder):
+    """Phi 3's in small: a blank in front of what stands behind a marker of turns, which swallows the blanks there."""
+    named = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>"]
+    letters = [*(chr(c) for c in range(97, 123)), "▁", "\n", "?", ".", ":", "0", "▁f", "▁t"]
+    words = {text: i for i, text in enumerate([*named, *letters])}
+    model = hf.Tokenizer(hf.models.BPE(words, [("▁", "f"), ("▁", "t")], unk_token="<unk>"))
+    model.normalizer = hf.normalizers.Sequence([hf.normalizers.Prepend("▁"), hf.normalizers.Replace(" ", "▁")])
+    model.decoder = hf.decoders.Sequence([hf.decoders.Replace("▁", " "), hf.decoders.Fuse()])
+    model.add_special_tokens([hf.AddedToken(t, special=True, normalized=False, rstrip=t in named[4:]) for t in named])
+    model.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+    )
+    config = {"bos_token": "<s>", "eos_token": "<|endoftext|>", "add_bos_token": False, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    return load(folder), model
+
+
+def test_an_answer_begins_as_behind_the_marker_of_its_turn(tmp_path):
+    tokenizer, model = _phi3(tmp_path)
+    talk = [{"role": "user", "content": "the q?"}, {"role": "assistant", "content": "four"}]
+    whole = ["<|user|>", "▁t", "h", "e", "▁", "q", "?", "<|end|>", "<|assistant|>", "▁f", "o", "u", "r", "<|end|>",
+             "<|endoftext|>"]  # fmt: skip
+    ids, mask = chat.encode_dialogue(tokenizer, talk)
+    assert [model.id_to_token(i) for i in ids] == whole and ids == chat.encode_chat(tokenizer, talk)
+    assert mask == [False] * 9 + [True] * 6
+    assert chat.encode_prompt(tokenizer, "the q?", chat=True) == ids[:9]
+    rows, valid = encode_responses(tokenizer, ["four"], width=6, prompts=["the q?"], chat=True)
+    assert rows[0][valid[0]].tolist() == ids[9:14]
+    rows, valid = encode_responses(tokenizer, ["four"], width=6, prompts=[talk[:1]])
+    assert rows[0][valid[0]].tolist() == ids[9:14]
+    rows, valid = encode_responses(tokenizer, ["four"], width=6, prompts=["the q:"])
+    assert [model.id_to_token(i) for i in rows[0][valid[0]]] == ["f", "o", "u", "r", "<|end|>"]
 
 
 def test_what_a_file_says_of_cutting_and_filling_up_is_not_of_the_vocabulary(tmp_path):

@@ -42,7 +42,8 @@ def _tokenizer(folder, template, bos="<s>"):
     )
     raw.add_special_tokens(WORDS[:4])
     raw.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": bos, "eos_token": {"content": "<|im_end|>"}, "pad_token": "<pad>", "chat_template": template}
+    config = {"bos_token": bos, "eos_token": {"content": "<|im_end|>"}, "pad_token": "<pad>", "chat_template": template,
+              "add_bos_token": True}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return tokenizer_module.load(folder)
 

@@ -9,6 +9,7 @@ from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.token_bytes import token_bytes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
+from jaxrl_llm.rollout.stop import make_stop_strings
 
 
 def _write_bytes_tokenizer(folder, config):
@@ -109,6 +110,36 @@ def test_ids_that_are_no_token(tmp_path):
     assert tokenizer.vocab_size == 300 and tokenizer.decode([297, 400]) == ""
     found = token_bytes(tokenizer)
     assert len(found) == 300 and found[299] == b" a" and found[298] == b""
+
+
+def test_added_tokens_beyond_the_rows_of_a_model(tmp_path):
+    """As the image of Gemma 3 1B: one that nothing uses is spelled out, any other one is refused."""
+    _write_bytes_tokenizer(tmp_path, CONFIG | {"pad_token": "<eos>", "chat_template": "{{ messages }}<turn>"})
+    whole = tokenizer_module.load(tmp_path)
+    assert whole.encode("<pad>") == [259] and tokenizer_module.fitted(whole, 260) is whole
+    cut = tokenizer_module.fitted(whole, 259)
+    assert cut.vocab_size == 259 and cut.decode([*cut.encode("a<pad>b"), 257]) == "a<pad>b"
+    assert cut.encode("a<pad>b<turn>") == [*whole.encode("a<"), *whole.encode("pad>b"), 258]
+    assert token_bytes(cut) == token_bytes(whole)[:259]
+    assert make_stop_strings(["ab"], token_bytes(cut), vocab_size=259).kinds.shape == (259,)
+    for rows, message in (
+        (
+            258,
+            r"260 tokens and the model only 258 rows, and uses 258 \(<turn>\) beyond them; put the tokenizer of this",
+        ),
+        (257, r"only 257 rows, and uses 257 \(<eos>\), 258 \(<turn>\) beyond them"),
+        (255, r"only 255 rows, and uses 256 \(<bos>\), 257"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tokenizer_module.fitted(whole, rows)
+    _write_bytes_tokenizer(tmp_path, CONFIG)
+    with pytest.raises(UserError, match=r"uses 259 \(<pad>\) beyond"):
+        tokenizer_module.fitted(tokenizer_module.load(tmp_path), 259)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "Ġ"}))
+    with pytest.raises(UserError, match="only 200 rows; put the tokenizer"):  # bytes that any text may have
+        tokenizer_module.fitted(tokenizer_module.load(tmp_path), 200)
+    with pytest.raises(UserError, match="only 20 rows; put the tokenizer"):
+        tokenizer_module.fitted(tokenizer_module.load(weights.bundled("nano")), 20)
 
 
 def test_tokenizer_without_bos_and_pad(tmp_path):

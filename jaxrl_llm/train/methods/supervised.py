@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
-from jaxrl_llm.data.chat import encode_prompt
+from jaxrl_llm.data.chat import encode_answer, encode_prompt
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.train import offline, origins
@@ -38,7 +38,10 @@ def supervised_rows(model: Any, pairs: Sequence[tuple[str, str]], *, width: int)
     """
     tokenizer, rows = model.tokenizer, []
     for k, (prompt, response) in enumerate(pairs):
-        head, tail = encode_prompt(tokenizer, prompt), [*tokenizer.encode(response), tokenizer.eos_ids[0]]
+        head, tail = (
+            encode_prompt(tokenizer, prompt),
+            [*encode_answer(tokenizer, prompt, response), tokenizer.eos_ids[0]],
+        )
         if len(head) + len(tail) > width:
             raise UserError(f"pair {k} has {len(head) + len(tail)} tokens, the rows have {width}; widen them")
         rows.append(([*head, *tail], [False] * len(head) + [True] * len(tail)))
