@@ -330,7 +330,7 @@ def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[s
     roof = utilisation.make_roof(
         model.config, jnp.dtype(settings.compute), group_size=settings.group_size,
         mesh=rollout_layout(settings, mesh),  # which an update's roof knows by its number of chips alone
-        keep=method.keep(settings, used),
+        keep=method.keep(settings, used), adapter=settings.lora > 0,
     )  # fmt: skip
 
     def figures(iteration: host.Iteration) -> dict[str, float]:

@@ -40,8 +40,17 @@ def cache_bytes(config: ModelConfig, sizes: Sizes, work: Work | None = None) -> 
 
 
 def _attention(config: ModelConfig, tokens: Number, context: Number) -> Number:
-    """Operations of scores and values for ``tokens`` queries of ``context`` keys each."""
-    return 4 * config.num_layers * config.num_heads * config.head_dim * tokens * context
+    """Operations of scores and values for ``tokens`` queries of ``context`` keys each, or of what a layer's window has.
+
+    ``context`` is the mean of a text that is twice as long: behind its first tokens a query sees the whole window.
+    """
+
+    def seen(window: int) -> Number:
+        return window - window**2 / (4 * context) if 0 < window < 2 * context else context
+
+    if not config.windows:
+        return 4 * config.num_layers * config.num_heads * config.head_dim * tokens * context
+    return 4 * config.num_heads * config.head_dim * tokens * sum(map(seen, config.windows))
 
 
 def _operations(config: ModelConfig, work: Work, passes: int, tokens: Number, context: Number) -> Number:

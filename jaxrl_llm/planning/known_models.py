@@ -20,6 +20,7 @@ _LLAMA31 = _LLAMA3 | {
     "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                      "original_max_position_embeddings": 8192},
 }  # fmt: skip
+_LLAMA32 = _LLAMA31 | {"rope_scaling": _LLAMA31["rope_scaling"] | {"factor": 32.0}}
 
 
 def _shape(base: dict[str, Any], width: int, inner: int, layers: int, heads: int, **rest: Any) -> dict[str, Any]:
@@ -53,8 +54,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     "Llama-3-8B": _shape(_LLAMA3, 4096, 14336, 32, 32),
     "Llama-3-70B": _shape(_LLAMA3, 8192, 28672, 80, 64),
     "Llama-3.1-8B": _shape(_LLAMA31, 4096, 14336, 32, 32),
-    "Llama-3.2-1B": _shape(_LLAMA31, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
-    "Llama-3.2-3B": _shape(_LLAMA31, 3072, 8192, 28, 24, head_dim=128, tie_word_embeddings=True),
+    "Llama-3.2-1B": _shape(_LLAMA32, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True),
+    "Llama-3.2-3B": _shape(_LLAMA32, 3072, 8192, 28, 24, head_dim=128, tie_word_embeddings=True),
     "Mistral-7B": {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
                    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
                    "max_position_embeddings": 32768, "sliding_window": 4096},

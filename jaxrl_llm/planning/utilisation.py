@@ -79,10 +79,12 @@ def least_seconds(
     trained: Bool[np.ndarray, " R"],
     sizes: Sizes = Sizes(),
     itemsize: int = 4,
+    adapter: bool = False,
 ) -> dict[str, Number]:
     """Seconds of one step at the peak rates, for tokens that were really read, sampled and trained on.
 
-    ``rollout = 2 N sum(prompts) / F + max(responses) max((w + k) / B, 2 N R / F)`` and ``update = 6 N tokens / F``:
+    ``rollout = 2 N sum(prompts) / F + max(responses) max((w + k) / B, 2 N R / F)`` and ``update = 6 N tokens / F``
+    (4 in the place of 6 beside an adapter: its frozen base has no gradient):
     ``N`` parameters that a token meets, ``F`` operations and ``B`` bytes a second of all chips, ``w`` the weights' and
     ``k`` the mean cache's bytes. Attention's own products, recomputation and padding count as nothing, so a share of
     1 is reached only where the peak was measured too low, or weights stay in a cache: ``above_roof`` says so.
@@ -92,6 +94,7 @@ def least_seconds(
       response_tokens: of each row, the same number to each prompt, next to each other.
       trained: rows that the update takes; their prompts are read once more, with the first of them.
       itemsize: bytes of a weight and of a number in the cache.
+      adapter: one trains beside the weights, which do not.
     """
     active, rates = active_parameters(config), chip.flops * sizes.chips
     rows, group = response_tokens.size, response_tokens.size // prompt_tokens.size
@@ -105,7 +108,7 @@ def least_seconds(
     tokens = int(response_tokens[trained].sum() + again.sum())
     return {
         "rollout": 2 * active * int(prompt_tokens.sum()) / rates + steps * step,
-        "update": 6 * active * tokens / rates,
+        "update": (4 if adapter else 6) * active * tokens / rates,
     }
 
 
@@ -116,6 +119,7 @@ def make_roof(
     group_size: int,
     mesh: Mesh | None = None,
     keep: Callable[[Trajectories, Rewards], Array] | None = None,
+    adapter: bool = False,
 ) -> Callable[[Trajectories, Rewards, dict[str, float]], dict[str, float]]:
     """``(trajectories, rewards, seconds by phase) -> {"roof/rollout", "roof/update"}``: shares of the peak rates.
 
@@ -124,6 +128,7 @@ def make_roof(
     Args:
       dtype: that the decoder computes in.
       keep: rows that train, of the valid ones; None: all. As in ``builders.make_estimate``.
+      adapter: as in ``least_seconds``.
     """
     chip, sizes = of_device(dtype), Sizes()
     if mesh is not None and mesh.devices.flat[0].platform != "cpu":
@@ -146,6 +151,7 @@ def make_roof(
             trained=trained,
             sizes=sizes,
             itemsize=jnp.dtype(dtype).itemsize,
+            adapter=adapter,
         )
         shares = {f"roof/{phase}": float(least[phase] / seconds[phase]) for phase in least}
         for name, share in shares.items():

@@ -33,6 +33,11 @@ def test_by_hand():
     assert found["update"] == doubles(6 * active * (2 + 4 + 3) / 1e9)
 
 
+def test_a_base_beside_an_adapter_has_no_gradient_of_its_own():
+    assert _least(adapter=True)["update"] == doubles(_least()["update"] * 4 / 6)
+    assert _least(adapter=True)["rollout"] == _least()["rollout"]
+
+
 def test_what_does_not_train_costs_no_update_and_more_chips_take_less():
     assert _least(trained=(False,) * 4)["update"] == 0
     one, four = _least(), _least(sizes=Sizes(data=4))
@@ -72,6 +77,8 @@ def test_shares_of_a_batch(monkeypatch):
     assert set(every) == {"roof/rollout", "roof/update"}
     assert some(rows, rewards, seconds)["roof/update"] < every["roof/update"]
     assert some(rows, rewards, seconds)["roof/rollout"] == every["roof/rollout"] > 0
+    beside = utilisation.make_roof(config, jnp.float32, group_size=2, adapter=True)(rows, rewards, seconds)
+    assert beside["roof/update"] == doubles(every["roof/update"] * 4 / 6)
     double = utilisation.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds | {"rollout": 4.0})
     assert double["roof/rollout"] == doubles(every["roof/rollout"] / 2)
 

@@ -56,6 +56,23 @@ def test_known_models_have_the_published_number_of_parameters(name):
     assert shapes.shape_of(name.lower()).num_parameters == PARAMETERS[name]
 
 
+@pytest.mark.parametrize(("window", "keys"), [(4, 3.5), (8, 6.0), (16, 8.0), (400, 8.0)])
+def test_a_query_of_a_layer_with_a_window_sees_no_more(window, keys):
+    """Of 16 tokens, 8 keys in the mean without one: up to the window they grow, behind it they are the window."""
+    config, chip = small_config("mistral", windows=()), V5E.chip._replace(flops=1.0)
+    whole, cut = (
+        cost.step_seconds(dataclasses.replace(config, windows=windows), chip, Sizes(), Sizes(), Work(16, 16, 4, 4))
+        for windows in ((), (window, 0))
+    )
+    assert whole["prefill"] - cut["prefill"] == 4 * 4 * 4 * (4 * 16) * (8.0 - keys)
+
+
+def test_rotary_factors_of_llama_3():
+    """As config.json of the models has them."""
+    factors = {name: shapes.shape_of(name).rope_scaling.factor for name in shapes.KNOWN if name.startswith("Llama-3.")}
+    assert factors == {"Llama-3.1-8B": 8.0, "Llama-3.2-1B": 32.0, "Llama-3.2-3B": 32.0}
+
+
 def test_shapes_of_files(tmp_path):
     config = small_config("llama")
     (tmp_path / "config.json").write_text(json.dumps(to_hf(config)))
