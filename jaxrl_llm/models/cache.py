@@ -111,8 +111,8 @@ def init_cache(config: ModelConfig, dtype, few, layout: DeviceLayout, batch: int
     return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ("segment_ids", "positions")}
 
 
-def experts_of(cache: Cache) -> Int[Array, "B C E"] | None:
-    """Which experts computed each column; None of a model without."""
+def experts_of(cache: Cache) -> Int[Array, "*S B C E"] | None:
+    """Which experts computed each column, of caches side by side as well; None of a model without."""
     return cache.get(EXPERTS) if isinstance(cache, dict) else None
 
 

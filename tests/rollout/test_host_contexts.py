@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.agents.parts import summaries
+from jaxrl_llm.models.cache import EXPERTS, experts_of
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.host import env
 from jaxrl_llm.rollout.host.driver import make_host_episodes
@@ -13,8 +14,9 @@ from jaxrl_llm.rollout.host.turns import ruled
 from jaxrl_llm.rollout.turns import contexts
 from jaxrl_llm.rollout.turns.contexts import Context
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests import close
-from tests.models_for_tests import small_config
+from tests.models_for_tests import small_config, small_model
 from tests.rollout.test_host_episodes import IDS, PROMPTS, SIZES, TASKS, VALID, WORLD, _equal, _keys, table_policy
 
 TURNS = 6
@@ -98,6 +100,26 @@ def test_slots_begin_again_with_the_prompt_they_have():
         programs = host.compiled()
         host.play(params, PROMPTS, VALID, _keys(1), IDS)
         assert host.compiled() == programs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["whole", "resumed", "dropped"])
+def test_the_experts_of_a_mixture_are_recorded(name):
+    """Those that computed what a sampled token has seen, in every part: the trainer takes them and has its chances."""
+    policy, params, _ = small_model("qwen3_moe")
+    context = CASES.get(name, Context())
+    rows = on_host(policy, context, read_tokens=(2,)).play(params, PROMPTS, VALID, _keys(), IDS).trajectories
+    _, cache = policy.extend(
+        params, policy.init_cache(*rows.tokens.shape), rows.tokens, rows.positions, rows.segment_ids, 0
+    )
+    found, chosen = np.asarray(rows.extras[EXPERTS]), np.asarray(experts_of(cache))
+    np.testing.assert_array_equal(found, np.where(found >= 0, chosen, -1))
+    segments, later = np.asarray(rows.segment_ids), np.triu(np.ones((rows.tokens.shape[1],) * 2, bool), 1)
+    seen = (segments[:, :, None] == segments[:, None]) & np.asarray(rows.mask)[:, None] & later
+    assert (found[(segments > 0) & seen.any(2)] >= 0).all() and (found[segments == 0] == -1).all()
+    assert segments.max() == (1 if name == "whole" else 3)
+    logp, _ = score_tokens(policy, params, rows, temperature=LONG["temperature"])
+    close.assert_same_forward(jnp.where(rows.mask, logp, 0), rows.sampler_logp, "qwen3_moe")
 
 
 def test_a_rule_is_given_what_was_shown():

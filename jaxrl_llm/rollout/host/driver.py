@@ -159,7 +159,7 @@ def make_host_episodes(
                 driver.run()
             finally:  # where the run ends early, worlds are in the middle of their episodes
                 for slot in list(driver.live):
-                    driver.over(slot)
+                    driver.leave(slot)
         if not record.valid.any():
             warnings.warn(f"no episode was valid; the first: {next(iter(record.failures.values()))}", stacklevel=2)
         found = trajectories_of(record, tokens, valid, ids, layout)
@@ -269,6 +269,7 @@ class _Driver:
         if context.drop:  # what the device has seen of it is written over before anything can look there
             self.record.remove(episode.row, episode.columns - action, episode.columns)
             episode.place, tokens = episode.place - action, []
+            episode.read = episode.place
         episode.writing = True
         return self.shown(done.slot, episode, [*tokens, *context.instruction])
 
@@ -292,12 +293,19 @@ class _Driver:
         if episode.columns >= self.new:
             self.over(slot)
             return []
+        episode.read = episode.place
         return [(slot, episode.row, place, tokens)] if tokens else []
+
+    def computed(self, slot: int, episode: Episode) -> None:
+        """The record of the experts of a sub-trajectory that is over, from its slot."""
+        sizes = len(self.prompt_of(episode)), self.device.width, episode.read
+        self.record.computed(episode.row, episode.part, *sizes, self.device.experts(slot))
 
     def resumed(self, slot: int, episode: Episode, summary: list[int]) -> list:
         """The next sub-trajectory: the prompt, which the device still has, and the summary."""
+        self.computed(slot, episode)
         prompt, episode.part = self.prompt_of(episode), episode.part + 1
-        episode.writing, episode.action, episode.place = False, [], -len(prompt)
+        episode.writing, episode.action, episode.place, episode.read = False, [], -len(prompt), -len(prompt)
         self.written(episode, prompt)
         if episode.columns >= self.new:
             self.over(slot)
@@ -321,6 +329,7 @@ class _Driver:
         for slot, episode in acting.items():
             count = int(taken[slot].sum())
             new = self.written(episode, [int(token) for token in tokens[slot, :count]], logp[slot, :count])
+            episode.read = episode.place
             episode.action = episode.action + new
             ended = new[-1] in self.rules.end_ids or len(episode.action) >= self.longest(episode)
             if ended and not episode.writing:
@@ -360,6 +369,11 @@ class _Driver:
         self.over(slot)
 
     def over(self, slot: int) -> None:
+        """The episode has ended."""
+        self.computed(slot, self.live[slot])
+        self.leave(slot)
+
+    def leave(self, slot: int) -> None:
         """The slot is free; its world closes in its thread, before the next one begins there."""
         episode = self.live.pop(slot)
         self.lived += self.rules.clock() - episode.begun

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.host.slots import Layout
 from jaxrl_llm.types import Trajectories
 
@@ -31,6 +32,7 @@ class Record:
     done: np.ndarray  # [B]
     valid: np.ndarray
     failures: dict[int, str]
+    experts: np.ndarray | None = None  # [B, L + N, E], of a mixture; -1: not read
 
     @classmethod
     def of(cls, rows: int, layout: Layout, turns: int, vocabulary: int) -> "Record":
@@ -59,6 +61,25 @@ class Record:
         self.part[row, here], self.place[row, here], self.turn_of[row, here] = 0, 0, -1
         self.logp[row, here], self.mask[row, here] = 0.0, False
 
+    def computed(self, row: int, part: int, prompt: int, width: int, read: int, experts: np.ndarray | None) -> None:
+        """Which experts computed a sub-trajectory, column by column of its cache ``[C, E]``.
+
+        Args:
+          prompt, width: tokens of the prompt, and the columns that they stand in, on the right.
+          read: tokens behind the prompt that the cache holds.
+        """
+        if experts is None:
+            return
+        if self.experts is None:
+            shape = (self.tokens.shape[0], width + self.tokens.shape[1], experts.shape[1])
+            self.experts = np.full(shape, -1, experts.dtype)
+        # what comes behind the end of a cache, padding of a slot that waits included, is written over its last column
+        read = min(read, experts.shape[0] - width - (width + read >= experts.shape[0]))
+        columns = np.flatnonzero((self.part[row] == part) & (self.place[row] < prompt + read))
+        self.experts[row, width + columns] = experts[width - prompt + self.place[row, columns]]
+        if part == 1:
+            self.experts[row, width - prompt : width] = experts[width - prompt : width]
+
 
 def written_of(record: Record, prompts: Array) -> Array:
     """Which columns are tokens of summaries, behind prompts ``[P, L]``."""
@@ -79,6 +100,7 @@ def trajectories_of(record: Record, prompts: Array, valid: Array, ids: np.ndarra
         "end": np.where(record.taken, record.end + width, 0).astype(np.int32),
         **{name: getattr(record, name) for name in ("taken", "reward", "identity", "mark", "done", "valid")},
     }
+    computed = {} if record.experts is None else {EXPERTS: jnp.asarray(record.experts)}
     return Trajectories(
         tokens=beside(np.where(there, np.asarray(prompts), layout.pad_id), record.tokens),
         segment_ids=beside(there, record.part),
@@ -88,5 +110,5 @@ def trajectories_of(record: Record, prompts: Array, valid: Array, ids: np.ndarra
         truncated=jnp.asarray(~record.done & record.valid),
         group_ids=jnp.repeat(jnp.arange(there.shape[0], dtype=jnp.int32), group),
         problem_ids=jnp.asarray(ids),
-        extras={f"turns/{name}": jnp.asarray(value) for name, value in turns.items()},
+        extras={f"turns/{name}": jnp.asarray(value) for name, value in turns.items()} | computed,
     )

@@ -1,8 +1,9 @@
 """Slots on the device: each holds one episode's cache, at a column of its own, and any number of them decode together.
 
 Rows of a batch stand at the same column of their cache; slots do not. So a slot's cache is that of a batch of one, the
-slots are a leading axis over it, and what a ``Policy`` does to a batch is mapped over them: any policy will do. Columns
-are those of ``rollout.turns.multi_turn``: the left-padded prompt, then the tokens of the episode, one after the other.
+slots are a leading axis over it, and what a ``Policy`` does to a batch is mapped over them: any policy will do, though
+of a mixture of experts one slot is computed after the other. Columns are those of ``rollout.turns.multi_turn``: the
+left-padded prompt, then the tokens of the episode, one after the other.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.distributed.compiler_options import jit_sampling
+from jaxrl_llm.models.cache import experts_of
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import draw
 from jaxrl_llm.types import Cache, Key, Params, Policy
@@ -93,7 +95,11 @@ def _extend(policy: Policy, params: Params, cache: Cache, tokens, positions, seg
     def one(cache, tokens, positions, segments, column):
         return policy.extend(params, cache, tokens[None], positions[None], segments[None], column)
 
-    hidden, cache = jax.vmap(one)(cache, tokens, positions, segments, columns)
+    given = (cache, tokens, positions, segments, columns)
+    if policy.experts is not None:  # rows sorted by their expert: JAX has no batch of such products
+        hidden, cache = jax.lax.map(lambda row: one(*row), given)
+    else:
+        hidden, cache = jax.vmap(one)(*given)
     return hidden[:, 0], cache
 
 
@@ -200,6 +206,11 @@ class Device:
         for size in layout.read_tokens:  # compiled now, not when the first long observation comes
             self._read([], size)
         jax.block_until_ready(self.slots)
+
+    def experts(self, slot: int) -> np.ndarray | None:
+        """Which experts computed each column of a slot's cache ``[C, L K]``; None of a model without."""
+        found = experts_of(self.slots.cache)
+        return None if found is None else np.asarray(jax.lax.dynamic_index_in_dim(found, slot, keepdims=False)[0])
 
     def _rows(self, values: list[int], fill: int) -> Array:
         return jnp.asarray(values + [fill] * (self.layout.rows_at_once - len(values)), jnp.int32)

@@ -39,6 +39,7 @@ class Episode:
     action: list[int] = dataclasses.field(default_factory=list)  # or the summary that is being written
     part: int = 1  # sub-trajectory that goes on
     place: int = 0  # tokens behind the prompt that it sees
+    read: int = 0  # of them those that the device has computed, or will have when its slot is asked again
     writing: bool = False  # a summary
 
 
