@@ -93,16 +93,16 @@ def _behind(tokenizer: Tokenizer, text: str, before: str) -> list[int]:
     """Ids of a text as they stand in ``before + text``.
 
     A tokenizer may begin what stands behind a special token as it begins a text, and may swallow the blanks there
-    (those of Phi 3): that shows where both texts are read at once. Where they are joined by a token of both, the text
-    is that of any other place.
+    (those of Phi 3): that shows where both texts are read at once. Where they are joined by a token of both, also by a
+    run of unknown characters, the text is that of any other place.
     """
     for special in (tokenizer.bos_text, tokenizer.eos_text):
         if special and len(tokenizer.opening(special)) != 1:  # spelled out there, and a single id here
             before = before.rpartition(special)[2]
-    known, ids = tokenizer.opening(before), tokenizer.opening(before + text)
-    if ids[: len(known)] == known:
-        return ids[len(known) :]
-    return tokenizer.encode(text)
+    known, ids, alone = tokenizer.opening(before), tokenizer.opening(before + text), tokenizer.encode(text)
+    there = ids[len(known) :]
+    joined = ids[: len(known)] != known or alone == [*known[-1:], *there]
+    return alone if joined else there
 
 
 def _front(tokenizer: Tokenizer, text: str) -> list[int]:

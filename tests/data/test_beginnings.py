@@ -111,6 +111,8 @@ def test_a_talk_has_the_tokens_of_its_text(tmp_path, make, template):
 def test_bundled_tokenizers_begin_with_no_blank():
     tokenizer = load(weights.bundled("nano"))
     assert tokenizer.begins is None and tokenizer.opening("1+1") == tokenizer.encode("1+1")
+    for prompt, answer in (("2+3=", "5#5"), ("z", "z:s"), ("a\n", "\n4"), ("", " 1")):  # z and lines are unknown to it
+        assert chat.encode_answer(tokenizer, prompt, answer) == tokenizer.encode(answer)
 
 
 @pytest.mark.parametrize("template, count", [(ZEPHYR, 0), (MISTRAL, 1)])
