@@ -65,8 +65,10 @@ def _answer(value: Any, name: str = "answer") -> Any:
         return [_no_blank(x, name) for x in value]
     number = isinstance(value, int) or (isinstance(value, float | Decimal) and isfinite(value))
     if not isinstance(value, str) and not number:
-        raise ValueError(f"{name} {str(value)[:40]!r} is no text, finite number, true or false, or list of texts; "
-                         "give one or drop the row")  # fmt: skip
+        raise ValueError(
+            f"{name} {str(value)[:40]!r} is no text, finite number, true or false, or list of texts; give one or drop "
+            "the row (a reward of your own reads any column of --format prompts)"
+        )
     return _no_blank(value, name)
 
 

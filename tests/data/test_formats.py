@@ -221,7 +221,7 @@ def test_an_answer_that_nothing_can_be_compared_with_is_an_error(tmp_path, layou
     shown = str(json.loads(json.dumps(answer)))
     assert str(error.value).endswith(
         f"rows.jsonl:1: answer {shown!r} is no text, finite number, true or false, or list of texts; give one or drop "
-        "the row"
+        "the row (a reward of your own reads any column of --format prompts)"
     )
 
 
