@@ -103,6 +103,8 @@ def shaped_rewards(
         raise ValueError(f"gamma={gamma} must lie in [0, 1]")
     before, after = _counted(valid, before, after)
     more = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    if end != 1:  # there both factors are the same; elsewhere a turn that counts may follow after a hole
+        more = jnp.cumsum(valid[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1] > 1
     kept = jnp.where(more, gamma, gamma * end)
     return jnp.where(valid, kept * potential(after, types) - potential(before, types), 0.0)
 

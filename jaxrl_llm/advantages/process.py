@@ -1,6 +1,7 @@
 """Rewards of single steps: bounded process rewards, votes of critics, progress under a prover.
 
-Steps are the columns of ``[B, K]`` arrays; ``valid`` says which of them a response has.
+Steps are the columns of ``[B, K]`` arrays; ``valid`` says which of them a response has. A hole between two valid steps
+is stepped over.
 """
 
 import jax
@@ -27,6 +28,8 @@ def clipped_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"], *, bou
 def delta_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"]) -> Float[Array, "B K"]:
     """``s_k - s_{k+1}``, the last step ``s_k``: the rewards from any step on sum to its own score, however many follow.
 
+    ``s_{k+1}`` is the score of the next valid step.
+
     From "On Designing Effective RL Reward at Training Time for LLM Reasoning", arXiv:2410.15115, section 4.
 
     >>> import jax.numpy as jnp
@@ -34,9 +37,12 @@ def delta_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"]) -> Float
     >>> [round(float(x), 4) for x in found[0]]
     [0.2, -0.1, 0.8, 0.0]
     """
-    scores = jnp.where(valid, scores.astype(jnp.float32), 0.0)
-    following = jnp.pad(scores[:, 1:], ((0, 0), (0, 1)))
-    return jnp.where(valid, scores - following, 0.0)
+    steps = scores.shape[1]
+    scores = jnp.pad(jnp.where(valid, scores.astype(jnp.float32), 0.0), ((0, 0), (0, 1)))  # 0 after the last
+    own = jnp.pad(jnp.where(valid, jnp.arange(steps)[None, :], steps), ((0, 0), (0, 1)), constant_values=steps)
+    nearest = jax.lax.cummin(own, axis=1, reverse=True)
+    following = jnp.take_along_axis(scores, nearest[:, 1:], axis=1)
+    return jnp.where(valid, scores[:, :-1] - following, 0.0)
 
 
 def plain_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"]) -> Float[Array, "B K"]:
@@ -54,6 +60,7 @@ def majority(wrong: Bool[Array, "B V K"], spoke: Bool[Array, "B V"]) -> Float[Ar
 
 def unanimous(wrong: Bool[Array, "B V K"], spoke: Bool[Array, "B V"]) -> Float[Array, "B K"]:
     """1 where all critics that answered call a step wrong (intersection)."""
+    wrong, spoke = wrong.astype(bool), spoke.astype(bool)  # of numbers ``~`` would turn the bits round
     every = jnp.all(wrong | ~spoke[:, :, None], axis=1) & jnp.any(spoke, axis=1, keepdims=True)
     return every.astype(jnp.float32)
 
@@ -133,11 +140,20 @@ def best_of(success: Float[Array, "B K"], samples: int) -> Float[Array, "B K"]:
 def progress(after: Float[Array, "B K"], before: Float[Array, " B"], valid: Bool[Array, "B K"]) -> Float[Array, "B K"]:
     """Process advantages: a prover's chance of success after each step less that before it; they telescope.
 
+    The chance before a step is that after the last valid one: those of a response sum to ``after[last] - before``.
+
     Args:
       before: its chance at the prompt alone.
 
     From "Rewarding Progress" (PAV), arXiv:2410.08146, section 3.
+
+    >>> import jax.numpy as jnp
+    >>> found = progress(jnp.array([[0.9, jnp.nan, 0.8]]), jnp.array([0.1]), jnp.array([[True, False, True]]))
+    >>> [round(float(x), 4) for x in found[0]]
+    [0.8, 0.0, -0.1]
     """
-    after = after.astype(jnp.float32)
-    earlier = jnp.concatenate([before.astype(jnp.float32)[:, None], after[:, :-1]], axis=1)
-    return jnp.where(valid, jnp.where(valid, after, 0.0) - earlier, 0.0)
+    after = jnp.where(valid, after.astype(jnp.float32), 0.0)
+    chances = jnp.concatenate([before.astype(jnp.float32)[:, None], after], axis=1)
+    own = jnp.pad(jnp.where(valid, jnp.arange(1, chances.shape[1])[None, :], 0), ((0, 0), (1, 0)))
+    earlier = jnp.take_along_axis(chances, jax.lax.cummax(own, axis=1)[:, :-1], axis=1)
+    return jnp.where(valid, after - earlier, 0.0)

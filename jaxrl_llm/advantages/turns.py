@@ -231,6 +231,8 @@ def information_gain_rewards(
 ) -> Float[Array, "B K"]:
     """IGPO: ``information (p_{k+1} - p_k)`` at each turn but the last, which gets ``outcome R``.
 
+    The valid turns of an episode must stand side by side: a valid turn before one that is not counts as a last one.
+
     Args:
       chance: ``p_k``, the probability the policy gives to the right answer before it acts in turn ``k`` (of several
         tokens their geometric mean).

@@ -91,7 +91,7 @@ def _by_name(name: str, shape: tuple[int, ...], kind: str, rng):  # noqa: PLR091
         if len(shape) == 1:
             out[[1, 6]] = False
         else:
-            out[:, -2:] = False
+            out[:, -2:], out[1::2, 1] = False, False  # a tail, and a hole in every other row
         return out
     if name == "group_ids":
         return np.asarray(GROUPS[: shape[0]], np.int32)

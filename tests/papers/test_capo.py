@@ -1,5 +1,7 @@
 """CAPO: votes of critics, token rewards in which the outcome dominates, normalisation over a group's tokens."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,8 @@ def test_worked_votes():
     two = jnp.array([[True, True, False]])  # the third critic said nothing that could be read
     assert process.unanimous(WRONG, two).tolist() == [[1.0, 0.0]]
     assert process.majority(WRONG, two).tolist() == [[1.0, 0.0]]
+    plain = inspect.unwrap(process.unanimous)  # a user's process checks no annotations: votes may be numbers
+    assert plain(WRONG.astype(jnp.int32), jnp.ones((1, 3), jnp.int32)).tolist() == [[0.0, 0.0]]
     silent = jnp.zeros((1, 3), bool)
     for vote in (process.majority, process.unanimous, process.average):
         assert vote(WRONG, silent).tolist() == [[0.0, 0.0]]

@@ -88,6 +88,10 @@ def test_gains_telescope_and_give_no_gradient():
     close.assert_near(jnp.sum(beliefs.shaped_rewards(*given), axis=1), last - first)
     # without a potential after the end all that is left is where the talk began: no policy is favoured
     close.assert_near(jnp.sum(beliefs.shaped_rewards(*given, end=0.0), axis=1), -first)
+    # with a hole in the middle the last valid turn is still the only one without a potential after it
+    even, holed = jnp.full((1, 3, 2), 0.5), jnp.array([[True, False, True]])
+    assert beliefs.shaped_rewards(even, even, FIRST, holed, end=0.0).tolist() == [[0.0, 0.0, -0.5]]
+    assert beliefs.shaped_rewards(even, even, FIRST, holed).tolist() == [[0.0, 0.0, 0.0]]
     found = beliefs.information_rewards(*given)
     assert float(jnp.min(found)) >= -close.near(found, found)
     for reward in (beliefs.level_rewards, beliefs.shaped_rewards, beliefs.information_rewards):

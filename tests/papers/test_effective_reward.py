@@ -29,6 +29,10 @@ def test_worked_delta_and_clip():
     delta = process.delta_steps(SCORES, STEPS)
     close.assert_near(delta, [[0.2, -0.1, 0.8, 0.0]])
     close.assert_near(_returns(delta), [[0.9, 0.7, 0.8, 0.0]])
+    # the second step is none: the first is followed by the third
+    for missing in (0.7, np.nan):
+        holed = process.delta_steps(jnp.array([[0.9, missing, 0.8]]), jnp.array([[True, False, True]]))
+        close.assert_near(holed, [[0.1, 0.0, 0.8]])
     clipped = process.clipped_steps(SCORES, STEPS, bound=0.75)
     close.assert_near(clipped, [[0.0, -0.05, 0.0, 0.0]])
     close.assert_near(process.delta_steps(clipped, STEPS), [[0.05, -0.05, 0.0, 0.0]])

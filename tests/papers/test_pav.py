@@ -38,6 +38,10 @@ def test_progress_telescopes():
     # a constant added to all of the prover's values leaves every step but the first alone
     moved = process.progress(after + 0.3, before + 0.3, valid)
     close.assert_near(moved, np.where(valid, found, 0.0))
+    # over a hole the last valid chance is carried on, whatever stands in it
+    for missing in (0.2, np.nan):
+        holed = process.progress(jnp.array([[0.9, missing, 0.8]]), jnp.array([0.1]), jnp.array([[True, False, True]]))
+        close.assert_near(holed, [[0.8, 0.0, -0.1]])
     # too strong a prover sees no progress anywhere
     strong = progress_verifier.make_progress(4096)(0.2 + 0.7 * after, 0.2 + 0.7 * before, valid)
     close.assert_near(strong, 0.0)
