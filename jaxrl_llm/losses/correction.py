@@ -115,9 +115,9 @@ def k2_distance(log_ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def k3_distance(log_ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """``exp(l) - 1 - l`` of ``l = old_logp - sampler_logp``, an unbiased estimate of KL(sampler || old)."""
+    """``exp(l) - 1 - l`` of ``l = old_logp - sampler_logp``, an unbiased estimate of KL(sampler || old), at least 0."""
     log_ratio = log_ratio.astype(jnp.float32)
-    return jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO)) - 1.0 - log_ratio
+    return jnp.maximum(jnp.expm1(jnp.minimum(log_ratio, MAX_LOG_RATIO)) - log_ratio, 0.0)
 
 
 def rejection_mask(

@@ -21,6 +21,11 @@ def _inverse_ratio(d: Array) -> Array:
     return jnp.exp(jnp.minimum(-d, MAX_LOG_RATIO))
 
 
+def _k3(d: Array) -> Array:
+    """``exp(-d) - 1 + d``, held likewise, at least 0; without the rounding of ``exp`` next to 1, see ``k3``."""
+    return jnp.maximum(jnp.expm1(jnp.minimum(-d, MAX_LOG_RATIO)) + d, 0.0)
+
+
 def k1(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """``logp - ref_logp``: unbiased value, large variance, may be negative. No gradient.
 
@@ -35,9 +40,12 @@ def k2(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Arra
 
 
 def k3(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """``exp(-d) - 1 + d`` with ``d = logp - ref_logp``: unbiased value, never negative. No gradient.
+    """``exp(-d) - 1 + d`` with ``d = logp - ref_logp``: unbiased value, never negative but for rounding. No gradient.
 
     ``exp(-d)`` is held at e^20 = 4.9e8: a token that the reference finds more than e^20 times as likely counts less.
+    Beside 1 it is rounded by up to 6e-8, as much as the value, ``d^2 / 2``, has at ``|d| = 3e-4``. Where ``d`` is
+    normal with deviation 1e-4, 4 % of the tokens are negative and a mean of 5.0e-9 comes out as 6.6e-9; with 1e-3 it is
+    right to 0.2 %.
 
     >>> import jax.numpy as jnp
     >>> round(float(k3(jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]])), jnp.array([[True]]))[0, 0]), 4)
@@ -106,6 +114,8 @@ def k3_gradient_terms(
 ) -> Float[Array, "B T"]:
     """GRPO's choice, k3 inside the loss: on-policy its expected gradient is that of KL(ref || pi), not KL(pi || ref).
 
+    The value is that of ``k3``, with its rounding.
+
     From "DeepSeekMath", arXiv:2402.03300, eq. 4; what it descends: arXiv:2510.01555, section 4.
     """
     logp, ref_logp = masked(mask, logp, ref_logp)
@@ -140,7 +150,7 @@ def corrected_k3_gradient_terms(
     logp, old_logp, ref_logp = masked(mask, logp, old_logp, ref_logp)
     rho = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     d = logp - ref_logp
-    value = rho * (_inverse_ratio(d) - 1.0 + d)
+    value = rho * _k3(d)
     # the slope is written out: rho (k3 + k3') = rho d, which no clip turns round
     return jax.lax.stop_gradient(value) + jax.lax.stop_gradient(rho * d) * (logp - jax.lax.stop_gradient(logp))
 

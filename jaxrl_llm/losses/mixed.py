@@ -11,6 +11,11 @@ from jaxrl_llm.losses.policy import log_ratio, masked
 from jaxrl_llm.types import TokenTerms
 
 
+def _probability(logp: Array) -> Array:
+    """``exp(logp)``, at most 1. At ``logp = 0``, where ``minimum`` would halve it, the gradient is whole."""
+    return jnp.exp(jnp.where(logp > 0, 0.0, logp))
+
+
 def ratio_loss(
     logp: Float[Array, "B T"], old_logp: Float[Array, "B T"], advantages: Float[Array, "B T"], mask: Bool[Array, "B T"]
 ) -> TokenTerms:
@@ -37,7 +42,7 @@ def probability_loss(
     ``aux``: ``weight``, the probability ``p``. ``old_logp`` is not read.
     """
     logp, advantages = masked(mask, logp, advantages)
-    p = jnp.exp(jnp.minimum(logp, 0.0))
+    p = _probability(logp)
     return TokenTerms(jnp.where(mask, -p * jax.lax.stop_gradient(advantages), 0.0), {"weight": jnp.where(mask, p, 0.0)})
 
 
@@ -66,7 +71,7 @@ def shaped_probability_loss(
     if gamma <= 0:
         raise ValueError(f"gamma={gamma} must be positive; without it every weight is 1 and no gradient flows")
     logp, advantages = masked(mask, logp, advantages)
-    p = jnp.exp(jnp.minimum(logp, 0.0))
+    p = _probability(logp)
     weight = p / (p + gamma)
     loss = -weight * jax.lax.stop_gradient(advantages)
     return TokenTerms(jnp.where(mask, loss, 0.0), {"weight": jnp.where(mask, weight, 0.0)})
@@ -85,7 +90,7 @@ def mixture_ratio(logp: Float[Array, "B T"], old_logp: Float[Array, "B T"]) -> F
     >>> [round(float(x), 4) for x in mixture_ratio(jnp.log(p), jnp.log(old))[0]]
     [0.8, 0.6154, 0.973, 1.0]
     """
-    p = jnp.exp(jnp.minimum(logp.astype(jnp.float32), 0.0))
+    p = _probability(logp.astype(jnp.float32))
     old = jnp.exp(jnp.minimum(jax.lax.stop_gradient(old_logp).astype(jnp.float32), 0.0))
     return 2 * p / (old + 0.5 * (old + 1))
 

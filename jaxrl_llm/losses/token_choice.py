@@ -36,6 +36,8 @@ def top_tokens(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction} must lie in (0, 1]; 1 keeps all tokens")
+    if mask.size == 0:
+        return mask
     count = jnp.sum(mask.astype(jnp.float32))
     # 0.2 * 5 in float32 is a little more than 1, and its ceiling 2
     wanted = jnp.maximum(jnp.ceil(fraction * count - 1e-4), 1.0).astype(jnp.int32)
@@ -90,6 +92,8 @@ def steer_weights(change: Float[Array, "B T"], mask: Bool[Array, "B T"], *, w_mi
     if not 0 < w_min <= 1:
         raise ValueError(f"w_min={w_min} must lie in (0, 1]")
     (size,) = masked(mask, jnp.abs(change))
+    if mask.size == 0:
+        return size
     rate = -math.log(w_min) / jnp.maximum(jnp.max(size), LEAST_CHANGE)
     return jnp.where(mask, jnp.clip(jnp.exp(-rate * size), w_min, 1.0), 0.0)
 
@@ -104,6 +108,8 @@ def steer_linear_weights(
     if not 0 < w_min <= w_max:
         raise ValueError(f"w_min={w_min} must be positive and at most w_max={w_max}")
     (size,) = masked(mask, jnp.abs(change))
+    if mask.size == 0:
+        return size
     low, high = jnp.min(jnp.where(mask, size, jnp.inf)), jnp.max(size)
     span = jnp.where(high > low, high - low, 1.0)
     share = jnp.where(high > low, (size - low) / span, 0.5)

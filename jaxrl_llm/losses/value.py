@@ -32,7 +32,12 @@ def clipped_value_loss(
     *,
     clip: float = 0.2,
 ) -> TokenTerms:
-    """``max((V - R)^2, (old + clip(V - old, +-clip) - R)^2) / 2``, as PPO implementations use it."""
+    """``max((V - R)^2, (old + clip(V - old, +-clip) - R)^2) / 2``, as PPO implementations use it.
+
+    ``aux``: ``value_clipped``, 1 where the second square is the larger one, as in verl. In float32 ``old + (V - old)``
+    need not be ``V``, and where that makes it larger a value within the clip is counted, too; its loss and gradient
+    are right to rounding.
+    """
     if clip <= 0:
         raise ValueError(f"clip={clip} must be positive")
     values, old_values, returns = masked(mask, values, old_values, returns)

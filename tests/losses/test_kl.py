@@ -162,6 +162,17 @@ def test_the_corrected_k3_is_an_unbiased_value_off_policy_and_shares_the_weighte
     close.assert_relative(kl.corrected_k3_gradient_terms(x, old, ref, ONES)[0], want)
 
 
+def test_the_corrected_k3_keeps_its_digits_close_to_the_reference():
+    """``exp(-d) - 1 + d`` in float32 is 5.96e-8 or 0 there, and negative for 4 % of the tokens."""
+    for d, want in {1e-3: 4.9983337e-7, 1e-4: 4.9998333e-9, -1e-4: 5.0001667e-9}.items():
+        x = jnp.array([[0.0]])
+        got = kl.corrected_k3_gradient_terms(x, x, x - d, ONES[:1, :1])
+        close.assert_near(got / d**2, [[want / d**2]], magnitude=1 / abs(d))  # rounded like d, not like 1
+    rng = np.random.default_rng(0)
+    x, moved = (jnp.asarray(y, jnp.float32)[None] for y in (-rng.random(4000), 1e-4 * rng.normal(size=4000)))
+    assert (np.asarray(kl.corrected_k3_gradient_terms(x, x, x + moved, x < 1)) >= 0).all()
+
+
 def test_the_adaptive_coefficient():
     """OpenRLHF and verl: 0.2 (1 + clip(12 / 6 - 1, -0.2, 0.2) * 256 / 10000) and so on, by hand."""
     step = {"target": 6.0, "horizon": 10000.0, "steps": 256.0}

@@ -67,6 +67,18 @@ def test_shaped_gradient_is_largest_at_gamma():
     close.assert_printed(slope[0], [0.0826, 0.25, 0.09], 4)
 
 
+def test_a_token_of_probability_one_has_its_whole_gradient():
+    zero, ones = jnp.zeros((1, 1)), jnp.ones((1, 1))
+    slopes = {
+        mixed.probability_loss: 1.0,
+        mixed.shaped_probability_loss: 0.1 / 1.1**2,
+        partial(mixed.mixture_loss, gamma=0.0): 1.0,
+    }
+    for loss, want in slopes.items():
+        slope = jax.grad(lambda x, f=loss: -jnp.sum(f(x, zero, ones, ones > 0).loss))(zero)
+        close.assert_near(slope, [[want]])
+
+
 def test_mixture_ratio_stays_bounded_where_the_old_policy_was_sure_of_something_else():
     assert float(mixed.mixture_ratio(jnp.array([[-0.1]]), jnp.array([[-80.0]]))[0, 0]) <= 4.0
 

@@ -182,6 +182,15 @@ def test_rejection_masks_against_loops():
             assert 0 < np.asarray(got).sum() < mask.sum()
 
 
+def test_the_k3_distance_of_small_ratios():
+    near = jnp.array([[1e-3, 1e-4, -1e-4, 0.0]], jnp.float32)
+    want = np.array([[5.0016671e-7, 5.0001667e-9, 4.9998333e-9, 0.0]])
+    close.assert_near(1e8 * correction.k3_distance(near)[:, 1:], 1e8 * want[:, 1:], magnitude=1e8 * 1e-4)
+    close.assert_near(1e6 * correction.k3_distance(near)[:, :1], 1e6 * want[:, :1], magnitude=1e6 * 1e-3)
+    drawn = jnp.asarray(1e-4 * np.random.default_rng(0).normal(size=(1, 4000)), jnp.float32)
+    assert (np.asarray(correction.k3_distance(drawn)) >= 0).all()
+
+
 def test_normalised_weights():
     _, _, _, mask = _case()
     rng = np.random.default_rng(0)

@@ -120,3 +120,10 @@ def test_no_gradient_and_refusals():
         token_choice.steer_weights(arguments[0], mask, w_min=0.0)
     with pytest.raises(ValueError, match="w_max=0.5"):
         token_choice.steer_linear_weights(arguments[0], mask, w_max=0.5)
+
+
+def test_a_batch_of_no_rows_has_no_choice():
+    values, mask = jnp.zeros((0, 3)), jnp.zeros((0, 3), bool)
+    assert token_choice.top_tokens(values, mask, fraction=0.5).shape == (0, 3)
+    assert token_choice.steer_weights(values, mask).shape == (0, 3)
+    assert token_choice.steer_linear_weights(values, mask).shape == (0, 3)
