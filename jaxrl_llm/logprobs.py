@@ -19,6 +19,12 @@ def _scaled(logits: Array, temperature: float | Array) -> Array:
     return logits.astype(jnp.float32) / temperature
 
 
+def _before(logits: Array, temperature: float | Array, segment_ids: Array | None) -> Array:
+    """Scaled logits of all positions but the last; 0 where no token follows, so that a NaN there has no gradient."""
+    scaled = _scaled(logits[:, :-1], temperature)
+    return scaled if segment_ids is None else jnp.where(_follows(segment_ids)[:, 1:, None], scaled, 0.0)
+
+
 def _pick(logits: Array, targets: Array) -> Array:
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return picked - jax.nn.logsumexp(logits, axis=-1)
@@ -40,13 +46,18 @@ def mean_logprob(logits: Float[Array, "*A V"]) -> Float[Array, "*A"]:
     return mean - jax.nn.logsumexp(logits, axis=-1)
 
 
+def _follows(segment_ids: Array) -> Array:
+    """Whether the token before is of the same segment; False in padding."""
+    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return (segment_ids == before) & (segment_ids > 0)
+
+
 def _aligned(values: Float[Array, "B S"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
     """Puts the value that position t-1 predicts for token t at index t; the first token of a segment gets 0."""
     values = jnp.pad(values, ((0, 0), (1, 0)))
     if segment_ids is None:
         return values
-    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
-    return jnp.where((segment_ids == before) & (segment_ids > 0), values, 0.0)
+    return jnp.where(_follows(segment_ids), values, 0.0)
 
 
 def align(outputs: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -80,7 +91,7 @@ def token_logprobs(
     [0.0, -0.2877]
     """
     _check_temperature(temperature)
-    return _aligned(_pick(_scaled(logits[:, :-1], temperature), tokens[:, 1:]), segment_ids)
+    return _aligned(_pick(_before(logits, temperature, segment_ids), tokens[:, 1:]), segment_ids)
 
 
 def token_entropy(
@@ -91,7 +102,7 @@ def token_entropy(
     ``out[b, t] = H(softmax(logits[b, t-1] / temperature))``.
     """
     _check_temperature(temperature)
-    return _aligned(_entropy(_scaled(logits[:, :-1], temperature)), segment_ids)
+    return _aligned(_entropy(_before(logits, temperature, segment_ids)), segment_ids)
 
 
 def token_collision(
@@ -108,8 +119,7 @@ def token_collision(
     [0.0, 0.5]
     """
     _check_temperature(temperature)
-    scaled = _scaled(logits[:, :-1], temperature)
-    return _aligned(collision(scaled), segment_ids)
+    return _aligned(collision(_before(logits, temperature, segment_ids)), segment_ids)
 
 
 def collision(logits: Float[Array, "*N V"]) -> Float[Array, "*N"]:
@@ -126,7 +136,7 @@ def mean_logprobs(
     *uniform* policy the expected log-probability (``losses.bellman``).
     """
     _check_temperature(temperature)
-    return _aligned(mean_logprob(_scaled(logits[:, :-1], temperature)), segment_ids)
+    return _aligned(mean_logprob(_before(logits, temperature, segment_ids)), segment_ids)
 
 
 def chunked(
@@ -144,6 +154,7 @@ def chunked(
     """``(token_logprobs, token_entropy)`` from hidden states, ``chunk`` time steps at a time.
 
     ``[B, T, V]`` never exists, forward or backward: each chunk of logits is recomputed in the backward pass.
+    Hidden states of padding must be finite: their values are replaced, but a NaN would enter the gradient.
 
     Args:
       hidden: final hidden states of the same ``tokens``.

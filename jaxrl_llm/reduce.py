@@ -18,6 +18,20 @@ def _check_mode(mode: str, length_tokens: int | None = None, *, needs_length: bo
         raise ValueError("mode='constant' needs length_tokens, the generation budget that divides every sequence")
 
 
+def check_tokens(mask: Array, *arrays: Array) -> None:
+    """ValueError for an array of another shape than the mask, which would broadcast (a square batch hides it)."""
+    for x in arrays:
+        if x.shape != mask.shape:
+            raise ValueError(f"an array of shape {x.shape} meets mask of shape {mask.shape}; spread it over the tokens")
+
+
+def check_rows(mask: Array, *arrays: Array) -> None:
+    """ValueError for an array that has not one number for each row of the mask."""
+    for x in arrays:
+        if mask.ndim != 2 or x.shape != mask.shape[:1]:
+            raise ValueError(f"an array of shape {x.shape} meets mask of shape {mask.shape}; give one number a row")
+
+
 def _segment_sums(terms: Array, mask: Array, segment_ids: Array | None) -> tuple[Array, Array]:
     """Sum and count of masked terms per sequence: ``[B, 1]``, or ``[B, S]`` with at most T packed segments."""
     terms = jnp.where(mask, terms.astype(jnp.float32), 0.0)
@@ -78,6 +92,7 @@ def tokens(
     (3.0, 3.5)
     """
     _check_mode(mode, length_tokens, needs_length=True)
+    check_tokens(mask, terms)
     if total is None:
         total = denominator(mask, mode=mode, segment_ids=segment_ids)
     total = jnp.maximum(jnp.asarray(total, jnp.float32), 1e-9)
@@ -92,6 +107,7 @@ def sequences(terms: Float[Array, "B T"], mask: Bool[Array, "B T"], *, mode: str
     """Sum or mean of the masked terms of each row."""
     if mode not in ("sum", "mean"):
         raise ValueError(f"mode={mode!r} is not one of sum, mean")
+    check_tokens(mask, terms)
     sums, counts = _segment_sums(terms, mask, None)
     return (sums / jnp.maximum(counts, 1.0) if mode == "mean" else sums)[:, 0]
 
@@ -106,6 +122,7 @@ def segments(
     """Sum or mean of the masked terms of each packed sequence, at every position of that sequence."""
     if mode not in ("sum", "mean"):
         raise ValueError(f"mode={mode!r} is not one of sum, mean")
+    check_tokens(mask, terms, segment_ids)
     sums, counts = _segment_sums(terms, mask, segment_ids)
     values = sums / jnp.maximum(counts, 1.0) if mode == "mean" else sums
     return jnp.take_along_axis(values, segment_ids, axis=1)

@@ -84,6 +84,21 @@ def test_first_token_of_each_segment_is_zero_and_packing_keeps_the_rest():
     np.testing.assert_array_equal(out[0, jnp.array([1, 2, 4])], whole[0, jnp.array([1, 2, 4])])
 
 
+def test_a_nan_after_the_last_token_has_no_gradient():
+    logits, tokens = _case(shape=(1, 5, 4))
+    segments = jnp.array([[1, 1, 1, 0, 0]])
+    dirty = jnp.asarray(logits).at[0, 2:].set(jnp.nan)
+    functions = (
+        lambda x, **where: logprobs.token_logprobs(x, jnp.asarray(tokens), **where),
+        logprobs.token_entropy, logprobs.token_collision, logprobs.mean_logprobs,
+    )  # fmt: skip
+    for function in functions:
+        value, slope = jax.value_and_grad(lambda x, f=function: f(x, segment_ids=segments).sum())(dirty)
+        want = jax.grad(lambda x, f=function: f(x)[:, :3].sum())(jnp.asarray(logits))
+        assert np.isfinite(value) and not np.asarray(slope)[0, 2:].any()
+        close.assert_near(slope, want)
+
+
 def test_padded_vocabulary_changes_nothing():
     logits, tokens = _case()
     wide = np.pad(logits, ((0, 0), (0, 0), (0, 5)), constant_values=-np.inf)

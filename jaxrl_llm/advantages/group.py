@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm import reduce
+
 
 def _valid(rewards: Array, valid: Array | None) -> Array:
     return jnp.ones(rewards.shape, bool) if valid is None else valid
@@ -57,6 +59,7 @@ def group_spread(
 
 def per_token(advantages: Float[Array, " B"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """The advantage of a sequence at each of its masked tokens, 0 elsewhere."""
+    reduce.check_rows(mask, advantages)
     return jnp.where(mask, advantages.astype(jnp.float32)[:, None], 0.0)
 
 

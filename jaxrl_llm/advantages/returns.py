@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm import reduce
+
 
 def _check(gamma: float, lam: float) -> None:
     if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
@@ -42,6 +44,8 @@ def _gae(
     rewards: Array, values: Array, bootstrap: Array, mask: Array, gamma: float, lam: float | Array
 ) -> tuple[Array, Array]:
     """``gae_advantages`` with one ``lam``, or one of each row."""
+    reduce.check_tokens(mask, rewards, values)
+    reduce.check_rows(mask, bootstrap)
     rewards, values = (jnp.where(mask, x.astype(jnp.float32), 0.0) for x in (rewards, values))
 
     def step(carry, column):
@@ -107,6 +111,7 @@ def discounted_returns(
     rewards: Float[Array, "B T"], mask: Bool[Array, "B T"], *, gamma: float = 1.0
 ) -> Float[Array, "B T"]:
     """Reward to go over trained tokens: ``G_t = r_t + gamma G_next``."""
+    reduce.check_tokens(mask, rewards)
     zeros = jnp.zeros(rewards.shape, jnp.float32)
     return lambda_returns(rewards, zeros, zeros[:, 0], mask, gamma=gamma, lam=1.0)
 
@@ -135,6 +140,8 @@ def n_step_returns(
     _check(gamma, 0.0)
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
+    reduce.check_tokens(mask, rewards, values)
+    reduce.check_rows(mask, bootstrap)
     rewards, values = (jnp.where(mask, x.astype(jnp.float32), 0.0) for x in (rewards, values))
 
     def step(later, column):
@@ -152,6 +159,7 @@ def n_step_returns(
 
 def at_last_token(values: Float[Array, " B"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """A sequence's reward at its last trained token, 0 elsewhere."""
+    reduce.check_rows(mask, values)
     last = mask & (jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1] == 1)
     return jnp.where(last, values.astype(jnp.float32)[:, None], 0.0)
 
@@ -171,6 +179,7 @@ def terminal_advantages(
     [[2.0, 0.0, 4.0, 8.0]]
     """
     _check(1.0, lam)
+    reduce.check_rows(mask, rewards)
     ahead = jnp.cumsum(mask[:, ::-1].astype(jnp.float32), axis=1)[:, ::-1] - 1.0
     weight = jnp.where(mask, jnp.power(jnp.float32(lam), jnp.maximum(ahead, 0.0)), 0.0)
     return jax.lax.stop_gradient(jnp.where(mask, weight * rewards.astype(jnp.float32)[:, None], 0.0))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm import reduce
 from jaxrl_llm.types import TokenTerms
 
 MAX_LOG_RATIO = 20.0  # e^20 is 4.9e8: far past any clip, and still finite in float32 products
@@ -21,9 +22,7 @@ def masked(mask: Bool[Array, "B T"], *arrays: Float[Array, "B T"]) -> tuple[Floa
     Raises:
       ValueError: for an array of another shape than the mask, which would broadcast (a square batch hides it).
     """
-    for x in arrays:
-        if x.shape != mask.shape:
-            raise ValueError(f"an array of shape {x.shape} meets mask of shape {mask.shape}; spread it over the tokens")
+    reduce.check_tokens(mask, *arrays)
     return tuple(jnp.where(mask, x.astype(jnp.float32), 0.0) for x in arrays)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import reduce
 from jaxrl_llm.losses import distill, reward, supervised
 from jaxrl_llm.losses import preference as pref
 from tests import close
@@ -223,6 +224,16 @@ def test_sampled_reverse_kl_gradient_is_the_gap():
 def test_sft():
     terms = supervised.sft_loss(jnp.array([[-1.0, jnp.nan]]), jnp.array([[True, False]]))
     assert terms.loss.tolist() == [[1.0, 0.0]]
+
+
+def test_the_weight_of_a_sequence_without_tokens_does_not_matter():
+    mask, weights = jnp.array([[True, True], [False, False]]), jnp.array([2.0, jnp.nan])
+
+    def value(logp):
+        return reduce.tokens(supervised.weighted_sft_loss(logp, weights, mask).loss, mask, mode="seq_mean")
+
+    found, slope = jax.value_and_grad(value)(jnp.array([[-1.0, -2.0], [jnp.nan, -1.0]]))
+    assert float(found) == 3.0 and slope.tolist() == [[-1.0, -1.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize(

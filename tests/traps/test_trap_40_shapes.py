@@ -54,6 +54,43 @@ for loss in (policy.clipped_policy_loss, policy.cispo_loss, sequence.gspo_loss, 
             assert "shape (4" in str(error), error
         else:
             raise SystemExit(f"{loss.__name__} broadcast {wrong.shape}")
+
+from jaxrl_llm import reduce
+from jaxrl_llm.advantages import group, returns
+from jaxrl_llm.losses import supervised
+row, column = jnp.zeros((4,)), jnp.zeros((4, 1))
+calls = [
+    *(lambda x=x, mode=mode: reduce.tokens(x, mask, mode=mode, length_tokens=4) for x in (row, column)
+      for mode in reduce.MODES),
+    *(f for x in (row, column) for f in (
+        lambda x=x: reduce.sequences(x, mask),
+        lambda x=x: reduce.segments(x, mask, jnp.ones((4, 4), int)),
+        lambda x=x: reduce.segments(square, mask, x.astype(int)),
+        lambda x=x: reduce.metrics({"x": x}, mask, prefix="p"),
+        lambda x=x: supervised.sft_loss(x, mask),
+        lambda x=x: returns.gae_advantages(x, square, row, mask),
+        lambda x=x: returns.gae_advantages(square, x, row, mask),
+        lambda x=x: returns.length_adaptive_gae_advantages(square, x, row, mask),
+        lambda x=x: returns.lambda_returns(x, square, row, mask),
+        lambda x=x: returns.n_step_returns(square, x, row, mask, steps=2),
+        lambda x=x: returns.discounted_returns(x, mask),
+    )),
+    *(f for x in (column, square, jnp.zeros((1,))) for f in (
+        lambda x=x: supervised.weighted_sft_loss(square, x, mask),
+        lambda x=x: returns.gae_advantages(square, square, x, mask),
+        lambda x=x: returns.n_step_returns(square, square, x, mask, steps=2),
+        lambda x=x: returns.at_last_token(x, mask),
+        lambda x=x: returns.terminal_advantages(x, mask),
+        lambda x=x: group.per_token(x, mask),
+    )),
+]
+for number, call in enumerate(calls):
+    try:
+        call()
+    except ValueError as error:
+        assert "meets mask of shape (4, 4)" in str(error), error
+    else:
+        raise SystemExit(f"call {number} broadcast")
 """
 
 
