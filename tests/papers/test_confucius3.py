@@ -203,15 +203,22 @@ def test_every_length_has_room_for_solutions():
     assert needed.min() == 12 and fits[0] > 0.5 and fits[2] == 1.0, fits
 
 
-def test_coefficients_are_compared_at_their_best():
+def test_no_coefficient_is_picked_by_the_seeds_that_are_judged():
+    """Whichever does best there, the same arms are compared: the term and the bonus at equal coefficients."""
+
     def arm(accuracy, gap):
         metrics = {"eval/accuracy": [accuracy, accuracy + 0.02], "entropy/gap": [gap, gap + 0.01],
                    "eval/accuracy_4": [0.1, 0.2], "filter/updated": [0.5, 0.6]}  # fmt: skip
         return ArmResult({}, [0, 1], metrics, {}, rollouts=0, tokens=0, updates=120, seconds=0.0)
 
-    found = {name: arm(0.2, 0.3) for name in confucius3.ARMS}
-    found |= {"ter_002": arm(0.25, 0.2), "ter_010": arm(0.15, 0.1), "bonus_005": arm(0.24, 0.9)}
-    parts = [part.text for part in confucius3.claim(Results(found)).parts]
-    assert parts[1].startswith("entropy/gap, ter_010 - grpo") and parts[2].startswith(
-        "eval/accuracy, ter_002 - bonus_005"
-    )
+    plain = {name: arm(0.2, 0.3) for name in confucius3.ARMS}
+    other = plain | {"ter_002": arm(0.25, 0.1), "ter_010": arm(0.15, 0.4), "bonus_005": arm(0.24, 0.9)}
+    for found in (plain, other):
+        parts = confucius3.claim(Results(found)).parts
+        assert [(part.metric, part.arm, part.than) for part in parts[1:4]] == [
+            ("entropy/gap", "ter_010", "grpo"),
+            ("eval/accuracy", "ter_002", "bonus_002"),
+            ("eval/accuracy", "ter_010", "bonus_010"),
+        ]
+    settings = [arms.resolve(confucius3, confucius3.Settings(), (name,))[name] for name in ("ter_002", "bonus_002")]
+    assert settings[0].hold == settings[1].bonus == 0.002 and settings[0].bonus == settings[1].hold == 0.0
