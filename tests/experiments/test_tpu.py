@@ -51,7 +51,7 @@ def _rates(monkeypatch):
     def first_round(settings, epochs, seed):
         found = curricula.recipes.bench(settings)
         solved = np.linspace(0.0, 1.0, found.train.tokens.shape[0])
-        return synthesis.FirstRound(found.model.params, np.stack([solved] * epochs, axis=1), solved)
+        return synthesis.FirstRound(found.model.params, np.stack([solved] * epochs, axis=1), solved, 0.5)
 
     def taught(settings):
         return pass_rates(None, settings, np.arange(curricula.recipes.bench(settings).train.tokens.shape[0]), samples=8)

@@ -86,7 +86,7 @@ def test_candidates_are_new_voted_on_and_never_held_out():
 def test_aims():
     problems = [chain.from_parts([1, 2, 3], "+-", 7)] * 2 + [chain.from_parts([1, 2, 3, 4], "+-*", 7)] * 2
     history = np.array([[1.0, 1.0], [1.0, 0.9], [0.5, 0.25], [0.0, 1.0]])
-    first = synthesis.FirstRound(None, history, np.array([1.0, 1.0, 0.0, 1.0]))
+    first = synthesis.FirstRound(None, history, np.array([1.0, 1.0, 0.0, 1.0]), 0.5)
     assert synthesis.at_weakness(problems, first, 10) == synthesis.Aim([problems[2]], {2: 0, 3: 10})
     assert synthesis.everywhere(problems, first, 10).budgets == {2: 5, 3: 5}
     assert synthesis.at_failures(problems, first, 10).budgets == {2: 0, 3: 10}
@@ -154,9 +154,37 @@ def test_how_much_was_weak_is_a_figure_of_each_seed(monkeypatch):
     params = recipes.bench(settings).model.params
     histories = {0: np.tile([1.0, 1.0], (16, 1)), 1: np.array([[0.5, 0.25]] * 4 + [[0.0, 1.0]] * 12)}
     monkeypatch.setattr(
-        synthesis, "first_round", lambda s, epochs, seed: synthesis.FirstRound(params, histories[seed], np.ones(16))
+        synthesis,
+        "first_round",
+        lambda s, epochs, seed: synthesis.FirstRound(params, histories[seed], np.ones(16), 0.25 + seed),
     )
     plan = sws.build(settings)
     for seed, share in ((0, 0.0), (1, 0.25)):
         figures = plan.of_seed(plan, seed).stages[0].method.figures
         assert {name: float(x) for name, x in figures(None, {}).items()} == {"weak/share": share}
+
+
+def test_a_second_round_that_gains_little_is_no_bed(monkeypatch):
+    """What uniform gains is measured from the accuracy that the first round of its seed leaves."""
+    assert sws.BED.judges == (("uniform", "eval/gain", 0.1),) and "eval/gain" in sws.METRICS
+    gained = sws.with_gain(lambda params, key: {"eval/accuracy": jnp.float32(0.75)}, 0.5)
+    assert {name: float(x) for name, x in gained(None, None).items()} == {"eval/accuracy": 0.75, "eval/gain": 0.25}
+    settings = _small(aim=None)
+    params = recipes.bench(settings).model.params
+    monkeypatch.setattr(
+        synthesis, "first_round",
+        lambda s, epochs, seed: synthesis.FirstRound(params, np.ones((16, 2)), np.ones(16), seed / 8),
+    )  # fmt: skip
+    plan = sws.build(settings)
+    measures = [plan.of_seed(plan, seed).measure for seed in (0, 1, 1)]
+    assert measures[0] is plan.measure and measures[1] is measures[2] is not plan.measure, "arms share a seed's"
+    tried = plan._replace(measure=len)  # as where a rate is tried
+    assert plan.of_seed(tried, 1).measure is len
+
+
+def test_the_hardest_chains_are_longer_than_the_base_has_read():
+    """At 4 to 6 operations uniform had little to gain: 0.708 to 0.764 in the second round."""
+    assert max(chain.LEVELS) == 5 and [k for k in sws.EMBEDDED["levels"] if k > 5] == [6, 7]
+    settings = sws.Settings(**sws.EMBEDDED)
+    longest = max(len(p.solution) for p in curricula.train_problems(settings))
+    assert 5 * settings.levels[-1] < longest < settings.max_new_tokens, "one token a character, and an end"

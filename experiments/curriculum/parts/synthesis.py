@@ -28,6 +28,7 @@ class FirstRound(NamedTuple):
     params: Params
     history: np.ndarray  # [N, E]
     solved: np.ndarray  # [N]: accuracy of the parameters, from more samples
+    heldout: float  # their accuracy on the held-out problems
 
 
 def solved_share(
@@ -83,7 +84,9 @@ def _first_round(settings: OnlineSettings, epochs: int, seed: int) -> FirstRound
         state, _ = run(state)
         history.append(train_share(settings, found, state.params, 8, seed))
     solved = train_share(settings, found, state.params, 32, seed)
-    return FirstRound(state.params, np.stack(history, axis=1), solved)
+    held = found._replace(train=found.heldout, host_score=found.heldout_score)
+    heldout = float(train_share(settings, held, state.params, 8, seed).mean())
+    return FirstRound(state.params, np.stack(history, axis=1), solved, heldout)
 
 
 _small_first_round, _large_first_round = lru_cache(maxsize=64)(_first_round), lru_cache(maxsize=1)(_first_round)
