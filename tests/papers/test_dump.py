@@ -1,5 +1,6 @@
 """DUMP: upper confidence bounds on the mean absolute advantage of each distribution."""
 
+import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -11,7 +12,10 @@ from experiments.curriculum.parts import bandit
 from experiments.curriculum.parts.categories import spending
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.types import Rewards
 from tests import close
+from tests.experiment import made
 
 
 def _state(learnability, visits, window=1):
@@ -80,17 +84,44 @@ def test_spending_by_distribution_adds_up_to_the_step():
     assert {k: float(x) for k, x in found.items()} == {"drawn/0": 0.375, "drawn/1": 0.125, "drawn/2": 0.25}
 
 
-def test_wrong_targets_are_refused_where_the_old_ones_judge(monkeypatch):
+@pytest.mark.parametrize("share", ["impossible", "solved"])
+def test_made_targets_are_refused_where_the_old_ones_judge(share, monkeypatch):
     """A bench that judges text does so by its own targets, so that nothing was impossible and nothing said so."""
-    settings = dump.Settings(**dump.EMBEDDED | dump.SMOKE)
+    settings = dump.Settings(**dump.EMBEDDED | dump.SMOKE | {"impossible": 0.0, "solved": 0.0, share: 0.25})
     found = recipes.bench(settings)
     monkeypatch.setattr(recipes, "bench", lambda settings: found._replace(score=None))
-    with pytest.raises(UserError, match="--impossible 0.25: with this tokenizer answers are judged as text"):
+    with pytest.raises(UserError, match="are for Countdown targets that are judged on the device"):
         dump.build(settings)
 
 
-def test_what_the_bandit_draws_is_in_the_figure():
-    found = dump.build(dump.Settings(**dump.EMBEDDED | dump.SMOKE)).stages[0].method
+def test_what_all_responses_solve_is_first_and_what_none_does_last(monkeypatch):
+    """Eight distributions; the six between them keep their targets and the order of their levels."""
+    settings = dump.Settings(**dump.EMBEDDED | dump.SMOKE | {"impossible": 0.25, "solved": 0.25})
+    seen = []
+    monkeypatch.setattr(dump, "spending", lambda categories: seen.append(categories) or spending(categories))
+    method, train = dump.build(settings).stages[0].method, recipes.bench(settings).train
     batch = types.SimpleNamespace(extras={"category": jnp.zeros((4,), jnp.int32)})
-    drawn = list(found.figures(batch, {}))
-    assert drawn == [f"drawn/{k}" for k in range(7)] and set(drawn) <= set(dump.CURVES)
+    drawn = list(method.figures(batch, {}))
+    assert drawn == [f"drawn/{k}" for k in range(8)] and set(drawn) <= set(dump.CURVES)
+    (category,), target = seen, np.asarray(method.problems.answers["target"])
+    assert set(target[category == 0].tolist()) == {dump.ALL} and set(target[category == 7].tolist()) == {dump.NONE}
+    real = (category > 0) & (category < 7)
+    np.testing.assert_array_equal(target[real], np.asarray(train.answers["target"])[real])
+    assert (np.asarray(train.level)[real] == 2 + (category[real] - 1) // 2).all()
+
+
+def test_every_response_reaches_the_solved_target():
+    """Rewards of the judge are 0 and 1; the target that all reach pays 1, whatever was said."""
+    judged = dump.lenient(lambda answers, rows: Rewards(jnp.array([0.0, 1.0, 0.0, 0.0]), jnp.ones(4, bool)))
+    found = judged({"target": jnp.array([12, 30, dump.NONE, dump.ALL])}, None)
+    assert found.value.tolist() == [0.0, 1.0, 0.0, 1.0] and found.valid.all()
+
+
+def test_the_claim_says_what_may_be_spent_where_nothing_is_learnt():
+    """1/8 is a distribution's share of uniform draws; 0.1 of both seeds is below it, 0.2 is not."""
+    values = {m: [0.3, 0.31] for m in dump.METRICS} | {"drawn/7": [0.1, 0.1001], "drawn/0": [0.2, 0.2001]}
+    found = dump.claim(Results({name: dataclasses.replace(made.arm([0.0, 0.0]), metrics=values) for name in dump.ARMS}))
+    parts = {part.metric: part for part in found.secondary}
+    assert parts["drawn/7"].text.endswith("dump < 0.125") and parts["drawn/0"].by == parts["drawn/7"].by == -0.125
+    assert parts["drawn/7"].verdict == "supported here" and parts["drawn/0"].verdict == "contradicted"
+    assert found.primary.metric == "eval/accuracy" and "reward/mean" not in parts
