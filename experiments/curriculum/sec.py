@@ -7,13 +7,17 @@ Equations: category c ~ softmax(Q / tau), prompt uniform inside; r_c = mean |A| 
            and GRPO is 2 sqrt(p (1 - p) (G - 1) / G); Q_c <- alpha r_c + (1 - alpha) Q_c, r_c = 0 where c was not drawn
            (no_decay: Q_c stays). easy_to_hard, hard_to_easy: one category after another in equal shares of the run.
            progress: r_c = |mean reward - that of its last draw|. sec_rloo: A = r - mean of the others, r_c its mean
-           |A|. Categories have two dimensions, as in SEC-2D: how many numbers, and how large a target.
-Left out:  draws without replacement, PPO, kinds of problems beside arithmetic, a level that is new to the model: the
-           base was pre-trained on Countdown with 2, 3 and 4 numbers.
-Expect:    eval/accuracy and eval/accuracy_4 (not trained on by RL): sec > uniform and sec > easy_to_hard.
+           |A|. Categories have two dimensions: how many numbers, and how large a target. sec_2d, uniform_2d: SEC-2D,
+           one bandit over domains and difficulties, these categories and chains of 3, 4 and 5 operations.
+Left out:  draws without replacement, PPO. Of Countdown no level is new to the base, which was pre-trained on 2, 3 and
+           4 numbers; of chains it has read five operations.
+Expect:    eval/accuracy and eval/accuracy_4 (not trained on by RL): sec > uniform and sec > easy_to_hard. Of SEC-2D
+           nothing is claimed.
 Measure:   Countdown: trained on 2 numbers with small and large targets and 3 numbers with small and large targets (four
            categories, equal numbers of rollouts in all arms), held out 2, 3 and 4 numbers; 8 seeds.
-           drawn/<k>: share of the responses that went to category k, easy first.
+           drawn/<k>: share of the responses that went to category k, easy first. The arms of SEC-2D, with room for
+           longer responses, measure held-out chains too: chain/accuracy, and unseen/accuracy on 6 to 8 operations,
+           which neither the base nor training has read.
 Run:       python -m experiments.curriculum.sec
 """
 
@@ -26,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from experiments.curriculum.parts import bandit
+from experiments.curriculum.parts import bandit, domains
 from experiments.curriculum.parts.bandit import Arms
 from experiments.curriculum.parts.categories import spending, target_categories
 from jaxrl_llm import experiment
@@ -90,6 +94,8 @@ class Settings(recipes.OnlineSettings):
     signal: Callable[..., Array] = bandit.mean_absolute_advantage  # (mean reward, group size) -> [n]
     advantages: Callable[..., Array] = group.group_normalized_advantages
     train_levels: int = 3  # the hardest level that trains; the ones above are only measured
+    chain_levels: tuple[int, ...] = ()  # of chains, a second domain in the same bandit; empty: there is none
+    unseen_levels: tuple[int, ...] = (6, 7, 8)  # of chains that are only measured, where there are any
 
 
 EMBEDDED = {
@@ -101,6 +107,7 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 48, "eval_problems": 8,
     "eval_samples": 8, "max_new_tokens": 10,
 }  # fmt: skip
+CHAINS = {"chain_levels": (3, 4, 5), "max_new_tokens": experiment.Times(2.25)}  # 63: eight operations
 ARMS = {
     "uniform": {"order": "uniform"},
     "easy_to_hard": {"order": "easy_to_hard"},
@@ -109,8 +116,11 @@ ARMS = {
     "sec_no_decay": {"learn": make_keeping},
     "progress": {"learn": make_progress, "signal": mean_reward},
     "sec_rloo": {"signal": leave_one_out_advantage, "advantages": group.rloo_advantages},
+    "uniform_2d": {**CHAINS, "order": "uniform"},
+    "sec_2d": {**CHAINS, "bandit_temperature": experiment.Times(0.5)},
 }
 METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8")
+# what the arms of SEC-2D alone measure joins these with their first record: the figure of this one has nothing of it
 CURVES = ("eval/accuracy", "eval/accuracy_3", "eval/accuracy_4", "reward/mean", "group/degenerate_fraction",
           *(f"drawn/{k}" for k in range(4)))  # fmt: skip
 
@@ -130,14 +140,39 @@ def build(settings: Settings) -> experiment.Plan:
     level = np.asarray(found.train.level)
     rows = np.flatnonzero(level <= settings.train_levels)
     categories = target_categories(found, rows)
+    if settings.chain_levels:
+        return with_chains(settings, rows, categories)
+    return curricula.make_single_turn_plan(
+        settings, found, [stage_of(settings, found, rows, categories)], more=curricula.by_level
+    )
+
+
+def stage_of(settings: Settings, found: recipes.Bench, rows: np.ndarray, categories: np.ndarray) -> experiment.Stage:
+    """GRPO on these rows of a bench, drawn by the arm's bandit over their categories."""
     arms = make_arms(settings)
     signal = partial(settings.signal, group_size=settings.group_size)
     sampler = on_rows(bandit.make_categories(categories, arms, signal=signal), rows)
     spent = spending(categories, rows)
     online = curricula.make_single_turn_grpo(settings, found, sampler=sampler, advantages=settings.advantages, **spent)
-    return curricula.make_single_turn_plan(
-        settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level
+    return experiment.Stage(online, settings.steps)
+
+
+def with_chains(settings: Settings, rows: np.ndarray, categories: np.ndarray) -> experiment.Plan:
+    """SEC-2D: levels of chains are further categories of the same bandit, in one table."""
+    trained, unseen = (
+        domains.code_settings(settings, "chain", "plain", levels)
+        for levels in (settings.chain_levels, settings.unseen_levels)
     )
+    found = domains.open_domains(settings, trained)
+    curricula.device_score(found.joint)
+    first, level = found.maths.train.tokens.shape[0], np.asarray(found.code.train.level)
+    further = categories.max() + 1 + np.unique(level, return_inverse=True)[1]
+    both = np.r_[rows, first + np.arange(level.size)], np.r_[categories, further]
+    plan = curricula.make_single_turn_plan(
+        settings, found.maths, [stage_of(settings, found.joint, *both)], more=curricula.by_level
+    )
+    measure = recipes.beside(plan.measure, recipes.make_measure(trained), "chain")
+    return plan._replace(measure=recipes.beside(measure, recipes.make_measure(unseen), "unseen"))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from experiments.curriculum import sec
-from experiments.curriculum.parts import bandit
+from experiments.curriculum.parts import bandit, domains
+from experiments.curriculum.parts.categories import spending
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import arms, recipes
 from tests import close
+from tests.verifiers.test_labels import _rows
 
 
 def test_worked_updates():
@@ -118,6 +121,40 @@ def test_progress_against_a_loop_and_leave_one_out_by_counting():
         away = np.mean([abs(r - (rewards.sum() - r) / 7) for r in rewards])
         found = sec.leave_one_out_advantage(jnp.asarray([right / 8]), 8)
         close.assert_near(found[0], away)
+
+
+def test_two_domains_are_judged_by_their_own_rule_on_the_device():
+    """A solution is right for its own problem alone, whichever domain that is of."""
+    one = recipes.OnlineSettings(data="countdown", levels=(2,), train_problems=6, eval_problems=2, max_new_tokens=14)
+    other = domains.code_settings(one, "chain", "plain", (2,))
+    found = domains.open_domains(one, other)
+    first, second = recipes.solved_problems(one)[0].solution, recipes.solved_problems(other)[0].solution
+    _, rows = _rows([first, second, second, first])
+    ids = jnp.array([0, 6, 0, 6])
+    answers = jax.tree.map(lambda x: x[ids], found.joint.train.answers)
+    rewards = jax.jit(found.joint.score)(answers, rows)
+    assert rewards.value.tolist() == [1.0, 1.0, 0.0, 0.0] and rewards.valid.all()
+    assert found.joint.train.answers.domain.tolist() == [0] * 6 + [1] * 6
+
+
+def test_sec_2d_has_one_bandit_over_domains_and_difficulties(monkeypatch):
+    """Four categories of Countdown and three of chains; the arms beside it are what they were."""
+    base, seen = sec.Settings(**sec.EMBEDDED | sec.SMOKE), []
+    resolved = arms.resolve(sec, base, ())
+    assert [name for name, one in resolved.items() if one.chain_levels] == ["uniform_2d", "sec_2d"]
+    assert resolved["sec_2d"].bandit_temperature == 0.2 and resolved["sec_2d"].chain_levels == (3, 4, 5)
+    monkeypatch.setattr(
+        sec, "spending", lambda categories, rows: seen.append((categories, rows)) or spending(*seen[-1])
+    )
+    (stage,) = sec.build(resolved["sec_2d"]).stages
+    ((categories, rows),), level = seen, np.asarray(stage.method.problems.level)[seen[0][1]]
+    chains = rows >= 48
+    assert chains.sum() == 48 and set(level[~chains].tolist()) == {2, 3}
+    assert set(categories[~chains].tolist()) == {0, 1, 2, 3}
+    assert (categories[chains] == level[chains] + 1).all() and set(level[chains].tolist()) == {3, 4, 5}
+    batch = types.SimpleNamespace(extras={"category": jnp.zeros((4,), jnp.int32)})
+    drawn = set(stage.method.figures(batch, {}))
+    assert drawn == {f"drawn/{k}" for k in range(7)}
 
 
 def test_what_the_bandit_draws_is_in_the_figure():

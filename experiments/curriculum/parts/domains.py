@@ -1,18 +1,22 @@
-"""Two domains in one table: problems of mathematics, and programs with unit tests that run in the sandbox."""
+"""Two domains in one table: problems of mathematics, and chains, or programs with unit tests that run in the sandbox.
+
+Both are judged by their own rule.
+"""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from experiments.parts.judged_apart import judged_apart
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.run.bench import is_generated, most_heldout, problem_sets
 from jaxrl_llm.train.methods import supervised
-from jaxrl_llm.types import Params, Problems, Sampler
+from jaxrl_llm.types import Params, Problems, Rewards, Sampler, Trajectories
 
 
 class Domains(NamedTuple):
@@ -40,8 +44,32 @@ def _beside(first: Problems, second: Problems, pad: int) -> Problems:
     )  # fmt: skip
 
 
+class Answers(NamedTuple):
+    """What both domains know of every row of the joint table, zeros of those of the other, and which domain it is."""
+
+    first: Any
+    second: Any
+    domain: Int[Array, " N"]  # 0 or 1
+
+
+def _on_device(joint: Bench, first: Bench, second: Bench) -> Bench:
+    """The joint bench with each row judged by the rule of its own domain, in compiled programs."""
+    count, more = (bench.train.tokens.shape[0] for bench in (first, second))
+
+    def filled(answers: Any, before: int, after: int) -> Any:
+        return jax.tree.map(lambda x: jnp.pad(x, ((before, after), *[(0, 0)] * (x.ndim - 1))), answers)
+
+    def score(answers: Answers, rows: Trajectories) -> Rewards:
+        found = first.score(answers.first, rows), second.score(answers.second, rows)
+        return jax.tree.map(lambda a, b: jnp.where(answers.domain == 0, a, b), *found)
+
+    domain = (jnp.arange(count + more, dtype=jnp.int32) >= count).astype(jnp.int32)
+    answers = Answers(filled(first.train.answers, 0, more), filled(second.train.answers, count, 0), domain)
+    return joint._replace(train=joint.train._replace(answers=answers), score=score)
+
+
 def open_domains(settings: OnlineSettings, code: OnlineSettings) -> Domains:
-    """The benches of both settings, which share a model, and theirs together."""
+    """The benches of both settings, which share a model, and theirs together, judged on the device where both are."""
     maths, programs = recipes.bench(settings), recipes.bench(code)
     count, more = maths.train.tokens.shape[0], programs.train.tokens.shape[0]
     own = np.r_[np.arange(count), np.full(more, -1)]
@@ -51,7 +79,8 @@ def open_domains(settings: OnlineSettings, code: OnlineSettings) -> Domains:
         score=None,
         host_score=judged_apart([(own, maths.host_score), (theirs, programs.host_score)]),
     )
-    return Domains(joint, maths, programs)
+    both = maths.score is not None and programs.score is not None
+    return Domains(_on_device(joint, maths, programs) if both else joint, maths, programs)
 
 
 def make_shares(first: np.ndarray, second: np.ndarray, share: float) -> Sampler:
