@@ -11,13 +11,15 @@ Equations: G responses to x; all wrong: G to decompose(x); still all wrong: G to
            template and x once again; no_sft: c = 0; direct_sft: c times that term over all right responses to x alone.
            Over rows of one's own both requests are words: decompose(x) asks to split, solve and put together (inside
            the message with --chat), refine stands behind the attempt as a user's next message, or a paragraph.
-Left out:  words in the embedded world, where to decompose means to begin with the first operation of the chain, to
-           refine that the attempt and a ';' stand behind the prompt (taught first, in all arms, for --warm-steps on as
-           many plain problems as corrections: on corrections alone the copy forgot the plain prompt); counts, weights,
-           words and choice of the attempt are a reconstruction (the paper's text was not at hand).
+Left out:  words in the embedded world, where to decompose means to begin with the first operation of the chain, read
+           off the prompt (a rule, no sub-problem that the model states itself), to refine that the attempt and a ';'
+           stand behind the prompt (taught first, in all arms, for --warm-steps on as many plain problems as
+           corrections: on corrections alone the copy forgot the plain prompt); counts, weights, words and choice of the
+           attempt are a reconstruction (the paper's text was not at hand).
 Expect:    group/degenerate_fraction cog < direct; eval/accuracy cog > direct and cog > no_sft.
 Measure:   held-out chains of 4 to 6 operations under the direct prompt; 8 seeds, at most three draws of a prompt in
-           every arm (hints/draws), which the columns rollouts and tokens count.
+           every arm (hints/draws), which the columns rollouts and tokens count. warm/gain: accuracy on them that the
+           stage before gives all arms, of 16 samples each; where it costs 0.05 or more the bed is invalid.
 Run:       python -m experiments.curriculum.cog_rethinker
 """
 
@@ -29,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.curriculum.parts import hints
+from experiments.parts import start_rates
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.problem import Problem
@@ -48,7 +51,7 @@ class Settings(recipes.OnlineSettings):
     """The paper's numbers are not known; see EMBEDDED for the small model."""
 
     steps: int = 200
-    later: tuple = (hints.first_operands, hints.shown_attempt)  # how a failed prompt is asked again
+    later: tuple = (hints.first_operation, hints.shown_attempt)  # how a failed prompt is asked again
     sft_weight: float = 0.1
     sft_from: int = 1  # the first stage whose right responses are imitated
     warm_steps: int = 0  # supervised steps on corrections of a wrong attempt, and on as many plain problems
@@ -56,7 +59,7 @@ class Settings(recipes.OnlineSettings):
 
 EMBEDDED = {
     "levels": (4, 5, 6), "steps": 200, "eval_every": 40, "prompts_per_step": 6, "group_size": 4, "max_new_tokens": 52,
-    "learning_rate": 3e-4, "eval_problems": 96, "train_problems": 1024, "warm_steps": 40,
+    "learning_rate": 1.5e-4, "eval_problems": 96, "train_problems": 1024, "warm_steps": 40,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
@@ -66,13 +69,14 @@ AGAIN = {"later": (hints.no_hint, hints.no_hint)}
 ARMS = {
     "direct": {**AGAIN, "sft_weight": 0.0},
     "cog": {},
-    "decompose": {"later": (hints.first_operands, hints.no_hint)},
+    "decompose": {"later": (hints.first_operation, hints.no_hint)},
     "refine": {"later": (hints.no_hint, hints.shown_attempt)},
     "no_sft": {"sft_weight": 0.0},
     "direct_sft": {**AGAIN, "sft_from": 0},
 }
-METRICS = ("eval/accuracy", "eval/pass@4", "group/degenerate_fraction", "hints/draws")
-CURVES = (*METRICS, "reward/mean", "sft/rows", "policy/entropy")
+BED = experiment.Bed(judges=(("direct", "warm/gain", -0.05),))
+METRICS = ("eval/accuracy", "eval/pass@4", "group/degenerate_fraction", "hints/draws", "warm/gain")
+CURVES = (*METRICS[:-1], "reward/mean", "sft/rows", "policy/entropy")
 
 
 class Plain(NamedTuple):
@@ -115,8 +119,12 @@ def build(settings: Settings) -> experiment.Plan:
         sft = reduce.scalars(reduce.sequences(sft_loss(logp, plain.mask).loss, plain.mask, mode="mean"), taught)
         return value + settings.sft_weight * sft, metrics
 
+    warm_steps = settings.warm_steps if generated else 0  # a loaded model knows what to correct means
+
     def figures(batch, metrics):
-        return {"sft/rows": jnp.sum(jnp.any(declared(Plain, batch.extras).plain.mask, axis=1), dtype=jnp.float32)}
+        rows = jnp.any(declared(Plain, batch.extras).plain.mask, axis=1)
+        gain = warm_gain(settings, warm_steps) if warm_steps else 0.0
+        return {"sft/rows": jnp.sum(rows, dtype=jnp.float32), "warm/gain": jnp.asarray(gain, jnp.float32)}
 
     def mixed(rows, rewards):
         return group.group_spread(rewards.value, rows.group_ids, valid=rewards.valid) > 0
@@ -124,14 +132,12 @@ def build(settings: Settings) -> experiment.Plan:
     slots |= {"figures": figures, "whole_batch": "its supervised term is a mean" if settings.sft_weight else ""}
     online = curricula.make_single_turn_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
     plan = curricula.make_single_turn_plan(settings, found, [experiment.Stage(online, settings.steps)])
-    if not generated or not settings.warm_steps:  # a loaded model knows what to correct means
-        return plan
-    return plan._replace(init=lambda key: corrected(settings, settings.warm_steps))
+    return plan._replace(init=lambda key: corrected(settings, warm_steps)) if warm_steps else plan
 
 
 def in_words(ask: Callable[[Problem], str]) -> Callable[[Problem], str]:
     """The same way of asking, of rows of one's own."""
-    return hints.in_parts if ask is hints.first_operands else ask
+    return hints.in_parts if ask is hints.first_operation else ask
 
 
 def check_room(settings: Settings, model: Model, table: hints.Hints) -> None:
@@ -153,6 +159,15 @@ def corrected(settings: recipes.OnlineSettings, steps: int) -> Params:
     """
     model, pairs = recipes.bench(settings).model, taught_pairs(curricula.train_problems(settings))
     return supervised.imitated_pairs(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2, steps=steps)
+
+
+@recipes.cached_by_task
+def warm_gain(settings: recipes.OnlineSettings, steps: int) -> float:
+    """What ``corrected`` has gained over the model on held-out problems under the plain prompt; a loss is negative."""
+    found = recipes.bench(settings)
+    sampling = {"samples": start_rates.SAMPLES, "max_new_tokens": settings.max_new_tokens}
+    after = start_rates.heldout_rates(found, corrected(settings, steps), **sampling)
+    return float(np.mean(after - start_rates.base_rates(settings, start_rates.SAMPLES)))
 
 
 def taught_pairs(problems: Sequence[Problem]) -> list[tuple[str, str]]:

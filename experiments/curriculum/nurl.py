@@ -16,21 +16,25 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
 Left out:  embedded, a hint for a problem that none of the 64 solves; the switch of all arms but plateau is at half
            time; the un-hinted member is a failed first response, not a fresh one; more than 80 steps and 16 samples a
            problem: 300 and 64 would take four times the hours of this record.
-Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
+Expect:    eval/pass@16 nurl > grpo and nurl > always; unsolved/pass@16 nurl > grpo; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
            prompt in every arm (hints/draws), which the columns rollouts and tokens count; plateau asks 4 prompts of
-           validation beside the 8 of a step. reference needs the steps of a generated solution.
+           validation beside the 8 of a step. reference needs the steps of a generated solution. unsolved/pass@16: of
+           the problems that the base solves in none of 64 samples (unsolved/share of all), those with a right one.
 Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FILE --chat --arm grpo nurl
            [--writer DIR|ADDRESS]
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
 from experiments.curriculum.parts import hints, validation, written_hints
+from experiments.parts import start_rates
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
@@ -61,7 +65,7 @@ class Settings(endpoints.Settings, recipes.OnlineSettings):
     writer_model: str = ""  # its name behind an address
     hint_tokens: int = 64  # at most, of a written hint
     hint_tries: int = 4  # sentences written for a problem until one does not name its answer
-    hint_samples: int = 64  # responses to each problem, among which a right one is looked for
+    hint_samples: int = 64  # responses of the base to each problem, among which a right one is looked for
     halves: tuple[int, ...] = (2,)  # of the run, first and second, in which hints are given
     needs: Callable[..., object] = hints.all_wrong
     validation: int = 0  # prompts of validation in each step, which do not train; 0: halves decide
@@ -90,11 +94,30 @@ ARMS = {
     "reference": {"hint": hints.first_operands},
 }
 STEPPED = ("countdown", "chain")  # tasks whose solutions are steps, operands before their '='
-METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "hints/draws")
+METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "unsolved/pass@16", "unsolved/share", "hints/draws")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction")
 
 
+@lru_cache(maxsize=4)  # arms share the compiled measurement
+def of_the_unsolved(identity: tuple, samples: int) -> Callable[..., dict[str, Array]]:
+    """``recipes.summary``, and what is solved of the problems that the base solves in none of so many samples."""
+
+    def figures(found, answers, rows, rewards):
+        rates = start_rates.base_rates(recipes.OnlineSettings(**dict(identity)), samples)
+        solved, share = start_rates.solved_where_the_start_never_was(rewards, jnp.asarray(rates))
+        more = {f"unsolved/pass@{rows.tokens.shape[0] // rates.size}": solved, "unsolved/share": share}
+        return recipes.of_samples(found, answers, rows, rewards) | more
+
+    return figures
+
+
 def build(settings: Settings) -> experiment.Plan:
+    """The arm's stages, measured on held-out problems and apart on those that the base does not solve."""
+    unsolved = of_the_unsolved(recipes.bench_identity(settings), settings.hint_samples)
+    return trained(settings)._replace(measure=recipes.make_measure(settings, figures=unsolved))
+
+
+def trained(settings: Settings) -> experiment.Plan:
     """Two online stages; in each a failed group is drawn again, with the hint or without."""
     if settings.hint is hints.first_operands and settings.data not in STEPPED:
         raise UserError(f"--data {settings.data}: the arm reference takes its cue from the first step of a solution of "
@@ -157,10 +180,11 @@ def until_plateau(settings: Settings, found: recipes.Bench, problems, rollout, h
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Cues for failed groups raise pass@16 over equally many rollouts without; the answer as a hint is worst."""
+    """Cues for failed groups raise pass@16, of what the base never solves too; the answer as a hint is worst."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/pass@16", "nurl", "grpo"),
+        experiment.greater(results, "unsolved/pass@16", "nurl", "grpo"),
         experiment.greater(results, "eval/pass@16", "nurl", "always"),
         experiment.smaller(results, "eval/accuracy", "answer", "nurl"),
         experiment.smaller(results, "eval/accuracy", "answer", "grpo"),

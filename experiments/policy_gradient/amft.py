@@ -27,7 +27,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from experiments.policy_gradient.parts import balance, large_numbers, start_rates
+from experiments.parts import start_rates
+from experiments.policy_gradient.parts import balance, large_numbers
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data import problems as tables

@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import start_rates
 from experiments.parts.beside import load_beside
-from experiments.policy_gradient.parts import refinement, start_rates
+from experiments.policy_gradient.parts import refinement
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain

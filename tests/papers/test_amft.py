@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import start_rates
 from experiments.policy_gradient import amft
-from experiments.policy_gradient.parts import balance, large_numbers, start_rates
+from experiments.policy_gradient.parts import balance, large_numbers
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.tasks import countdown
 from jaxrl_llm.experiment import Results, recipes

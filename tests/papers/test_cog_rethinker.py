@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,12 @@ import pytest
 
 from experiments.curriculum import cog_rethinker
 from experiments.curriculum.parts import hints
+from experiments.parts import start_rates
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.run import parts
+from tests import close
 from tests.models_for_tests import byte_model
 from tests.papers import staged
 
@@ -119,7 +123,7 @@ def _worded(folder, chat):
     """A table of two problems in words, its prompts and a rollout."""
     model = parts.load_model(str(folder))
     problems = [staged.problem("Ann has 3. How many?", "3"), staged.problem("2 + 3?", "5")]
-    asked = (hints.no_hint, cog_rethinker.in_words(hints.first_operands), hints.shown_attempt)
+    asked = (hints.no_hint, cog_rethinker.in_words(hints.first_operation), hints.shown_attempt)
     behind = hints.refine_words(model, problems, chat=chat)
     sizes = {"spare_tokens": NEW + len(behind), "chat": chat, "phrase": "\n"}
     table = hints.asked_in_words(hints.encode_hints(model, problems, asked, **sizes))
@@ -208,3 +212,31 @@ def test_the_warm_stage_teaches_to_correct_and_keeps_the_plain_prompt():
     for (asked, right), problem in zip(pairs[::2], problems, strict=True):
         attempt = asked.removeprefix(problem.prompt).removesuffix(";")
         assert asked == f"{problem.prompt}{attempt};" and "#" in attempt and attempt != right
+
+
+def test_what_a_chain_begins_with_is_read_off_its_prompt():
+    """The sub-problem is that of the prompt, whatever the solution says, and other tasks have none there."""
+    made = chain.from_parts([10, 7, 4], "-+", 11)
+    assert hints.first_operation(made) == "10-7=" == hints.first_operands(made)
+    assert hints.first_operation(made._replace(solution="")) == "10-7="
+    with pytest.raises(UserError, match="not of none: --data chain"):
+        hints.first_operation(staged.problem("cd 7 3 5 26=>", "7*3=21,21+5=26"))
+    assert cog_rethinker.in_words(hints.first_operation) is hints.in_parts
+
+
+def test_what_the_warm_stage_costs_is_a_figure_and_a_gate(monkeypatch):
+    """Four of five right before and three of five behind it: 0.2 are lost; without the stage nothing is."""
+    assert cog_rethinker.BED.judges == (("direct", "warm/gain", -0.05),) and "warm/gain" in cog_rethinker.METRICS
+    settings = dataclasses.replace(cog_rethinker.Settings(), **cog_rethinker.EMBEDDED | cog_rethinker.SMOKE)
+    model = recipes.bench(settings).model
+    rates = {True: np.array([1.0, 1.0, 1.0, 1.0, 0.0]), False: np.array([1.0, 1.0, 0.0, 1.0, 0.0])}
+    monkeypatch.setattr(start_rates, "heldout_rates", lambda found, params, **_: rates[params is model.params])
+    monkeypatch.setattr(start_rates, "base_rates", lambda settings, samples: rates[True])
+    monkeypatch.setattr(cog_rethinker, "corrected", lambda settings, steps: {})
+    close.assert_near(cog_rethinker.warm_gain(settings, 7), -0.2)
+    batch = types.SimpleNamespace(
+        extras={"plain": hints.PlainAnswers(*[jnp.zeros((4, 2), jnp.int32)] * 3, jnp.zeros((4, 2), bool))}
+    )
+    for steps, gain in ((7, -0.2), (0, 0.0)):
+        figures = cog_rethinker.build(dataclasses.replace(settings, warm_steps=steps)).stages[0].method.figures
+        close.assert_near(figures(batch, {})["warm/gain"], gain)

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.parts import start_rates
 from experiments.policy_gradient import critique_grpo
-from experiments.policy_gradient.parts import refinement, start_rates
+from experiments.policy_gradient.parts import refinement
 from jaxrl_llm.advantages import group, selection
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.experiment import Results

@@ -10,15 +10,19 @@ import pytest
 
 from experiments.curriculum import nurl
 from experiments.curriculum.parts import hints, plateau, written_hints
+from experiments.parts import start_rates
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import parts
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
+from jaxrl_llm.types import Rewards, Trajectories
 from jaxrl_llm.verifiers import countdown
 from tests import close
 from tests.endpoint_for_tests import serving
+from tests.experiment import made
 from tests.models_for_tests import byte_model
 from tests.papers import staged
 
@@ -269,3 +273,32 @@ def test_the_reference_cue_needs_steps():
     settings = nurl.Settings(data="rows.jsonl", **nurl.ARMS["reference"])
     with pytest.raises(UserError, match="--data rows.jsonl: the arm reference takes its cue from the first step"):
         nurl.build(settings)
+
+
+def test_what_the_base_never_solves_is_measured_apart(monkeypatch):
+    """Of four problems without a right response of the base one is solved by either of two samples."""
+    settings = nurl.Settings(**nurl.EMBEDDED | nurl.SMOKE)
+    asked = []
+
+    def base_rates(settings, samples):
+        asked.append(samples)
+        return np.array([0.0, 0.0, 0.0, 0.0, 0.125, 1.0, 0.5, 0.25])
+
+    monkeypatch.setattr(start_rates, "base_rates", base_rates)
+    right = jnp.array([[0, 1], [0, 0], [0, 0], [0, 0], [1, 1], [1, 1], [0, 0], [1, 0]], jnp.float32).ravel()
+    grid, ids = jnp.zeros((16, 3), jnp.int32), jnp.arange(16, dtype=jnp.int32) // 2
+    masks = jnp.ones((16, 3), bool), jnp.zeros((16, 3), jnp.float32), jnp.zeros(16, bool)
+    rows = Trajectories(grid, grid, grid, *masks, ids, ids)
+    figures = nurl.of_the_unsolved(recipes.bench_identity(settings), settings.hint_samples)
+    found = figures(recipes.bench(settings), None, rows, Rewards(right, jnp.ones(16, bool)))
+    assert float(found["unsolved/pass@2"]) == 0.25 and float(found["unsolved/share"]) == 0.5 and asked == [8]
+    assert float(found["eval/pass@2"]) == 0.5, "beside the figures of all problems"
+    plans = [nurl.build(dataclasses.replace(settings, **nurl.ARMS[name])) for name in ("grpo", "reference")]
+    assert plans[0].measure is plans[1].measure is recipes.make_measure(settings, figures=figures)
+
+
+def test_the_claim_asks_for_what_was_unsolved():
+    metrics = {name: [0.3, 0.31] for name in nurl.METRICS}
+    arms = {name: dataclasses.replace(made.arm([0.0, 0.0]), metrics=metrics) for name in nurl.ARMS}
+    parts = nurl.claim(Results(arms)).secondary
+    assert [(part.metric, part.arm, part.than) for part in parts[:1]] == [("unsolved/pass@16", "nurl", "grpo")]

@@ -6,6 +6,7 @@ end of the user's message behind a sentence that names it, and the response is a
 a row was asked at.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +55,20 @@ def make_prefix_hint(share: float) -> Callable[[Problem], str]:
 def first_operands(problem: Problem) -> str:
     """A cue without a result: what to combine first, ``7*3=``."""
     return problem.solution.split("=")[0] + "="
+
+
+def first_operation(problem: Problem) -> str:
+    """The first sub-problem of a chain, ``3+5=``, as it stands in the prompt: nothing of the solution is known.
+
+    Raises:
+      UserError: for a problem of another task, whose prompt does not say what to begin with.
+
+    >>> first_operation(Problem("chain", "m11 3+5*4=>", "", {}, 2, "x"))
+    '3+5='
+    """
+    if problem.task != "chain":
+        raise UserError(f"the first operation stands in the prompt of a chain, not of {problem.task}: --data chain")
+    return re.match(r"m\d+ (\d+[+*-]\d+)", problem.prompt)[1] + "="
 
 
 def first_step(problem: Problem) -> str:
