@@ -10,19 +10,22 @@ Equations: pass rates p of a small, a medium and a large model; level 1: 0 < p_s
            half, none or all of a step's prompts programs (levels of the same rule), right when they pass all tests in
            the sandbox; the three begin with one copy that has read solutions of both. validated: a stage ends where
            the reward of validation problems, asked beside those that train, no longer rises (parts.plateau).
-Left out:  the reference model (no KL here); validated keeps its optimiser from stage to stage; a third size for the
-           ladder, whose large model is the medium one at a lower temperature.
-Expect:    eval/accuracy staged > mixed and > each single level; staged > reverse.
-Measure:   held-out Countdown with 2 to 4 numbers; the ladder is nano, tiny, and tiny at temperature 0.5; 8 seeds, three
-           stages with equal updates in every arm, and equal rollouts in all but validated, which asks its 4 validation
-           prompts beside the 8 of a step. Over a model of one's own the ladder has to be named (--ladder A B C, or
-           three --ladder-temperatures of one model).
+Left out:  the reference model (no KL here); validated keeps its optimiser from stage to stage; a ladder of models of
+           three sizes: its models are copies of the one that trains, fine-tuned on solutions for longer and longer.
+Expect:    eval/accuracy staged > mixed and > each single level; staged > reverse; both > maths in eval/accuracy and in
+           code/accuracy, both > code in code/accuracy.
+Measure:   held-out Countdown with 2 to 4 numbers; the ladder is the model itself and two copies, after 40 and 160 steps
+           on the solutions of the training problems; 8 seeds, three stages with equal updates in every arm, and equal
+           rollouts in all but validated, which asks its 4 validation prompts beside the 8 of a step. Over a model of
+           one's own the ladder has to be named (--ladder A B C, or three --ladder-temperatures of one model; or copies
+           by --ladder-steps, where rows have solutions).
            The arms with programs also measure code/accuracy, on held-out programs; their ladder on programs are copies
            after a quarter, half and all of the fine-tuning, with --warm-steps 0 the ladder of the mathematics.
 Run:       python -m experiments.curriculum.staged_difficulty; code of one's own with --code FILE --code-format mbpp
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +46,7 @@ class Settings(recipes.OnlineSettings):
     stages: tuple[int, ...] = (1, 2, 3)  # levels in the order of training; 0: all problems
     ladder: tuple[str, ...] = ("", "", "")  # three models from small to large; empty: the one that trains
     ladder_temperatures: tuple[float, ...] = (1.0, 1.0, 1.0)
+    ladder_steps: tuple[int, ...] = ()  # of fine-tuning on solutions: three copies of the model in their place
     ladder_samples: int = 8
     code: str = ""  # a second domain: programs, or rows as --data takes; empty: none
     code_format: job.Format = "plain"
@@ -56,15 +60,14 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (2, 3, 4), "steps": 40, "eval_every": 40, "prompts_per_step": 8,
+    "data": "countdown", "levels": (2, 3, 4), "steps": 80, "eval_every": 40, "prompts_per_step": 8,
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 96, "eval_samples": 8, "train_problems": 512,
-    "ladder": ("nano", "tiny", "tiny"), "ladder_temperatures": (1.0, 1.0, 0.5),
-    "warm_steps": 300,
+    "ladder_steps": (0, 40, 160), "warm_steps": 300,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 48, "eval_problems": 8,
-    "eval_samples": 8, "max_new_tokens": 14, "ladder": ("nano", "nano", "nano"), "ladder_samples": 4,
-    "ladder_temperatures": (1.0, 0.6, 0.3), "warm_steps": 4, "validation_rows": 8,
+    "eval_samples": 8, "max_new_tokens": 28, "ladder_steps": (0, 1, 2), "ladder_samples": 4, "warm_steps": 4,
+    "validation_rows": 8,
 }  # fmt: skip
 CODE = {"code": "programs", "code_levels": (1, 2, 3)}
 ARMS = {
@@ -80,7 +83,9 @@ ARMS = {
     "validated": {"validation": 4},
 }
 METHOD = "staged"
-METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8")
+METRICS = (
+    "eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8", "code/accuracy",
+)  # fmt: skip
 CURVES = (
     "eval/accuracy",
     "eval/accuracy_4",
@@ -99,7 +104,11 @@ def masks(rates, size: int) -> list[np.ndarray]:
 
 
 def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list[np.ndarray]:
-    """``masks`` of a bench's training problems by the named ladder."""
+    """``masks`` of a bench's training problems by the ladder of copies, or else by the named one."""
+    every = np.arange(found.train.tokens.shape[0])
+    if settings.ladder_steps:
+        numbers = {"samples": settings.ladder_samples, "learning_rate": settings.learning_rate}
+        return masks(rates_of_copies(asked, settings.ladder_steps, **numbers), every.size)
     if len(settings.ladder) != 3 or len(settings.ladder_temperatures) != 3:
         raise UserError(f"--ladder {' '.join(settings.ladder)}: name three models and three temperatures")
     named = [
@@ -109,7 +118,6 @@ def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list
         steps = ", ".join(f"{name} at {heat:g}" for name, heat in named)
         raise UserError(f"--ladder: {steps} are no three steps, so that levels are one and the same; name three models "
                         "from small to large, or give --ladder-temperatures 1 0.7 0.4")  # fmt: skip
-    every = np.arange(found.train.tokens.shape[0])
     rates = [
         curricula.sample_pass_rates(
             found, asked, every, samples=settings.ladder_samples, model=name, temperature=temperature
@@ -117,6 +125,28 @@ def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list
         for name, temperature in zip(settings.ladder, settings.ladder_temperatures, strict=True)
     ]
     return masks(rates, every.size)
+
+
+@recipes.cached_by_task
+def rates_of_copies(
+    settings: recipes.OnlineSettings, steps: tuple[int, ...], *, samples: int, learning_rate: float
+) -> list[np.ndarray]:
+    """Pass rates on training problems of copies of the model after so many steps on their solutions; computed once.
+
+    Raises:
+      UserError: for another number of copies than three, or steps that do not rise.
+    """
+    if len(steps) != 3 or not 0 <= steps[0] < steps[1] < steps[2]:
+        raise UserError(f"--ladder-steps {' '.join(map(str, steps))}: name three that rise, as 0 40 160")
+    found = recipes.bench(settings)
+    every, sampling = np.arange(found.train.tokens.shape[0]), {"max_new_tokens": settings.max_new_tokens}
+
+    def rates(count):
+        taught = partial(curricula.solutions_imitated, settings, steps=count, learning_rate=learning_rate)
+        copy = found.model._replace(params=taught() if count else found.model.params)
+        return curricula.pass_rates(found, copy, every, samples=samples, **sampling)
+
+    return [rates(count) for count in steps]
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -185,13 +215,16 @@ def build_domains(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Levels in rising order beat all problems mixed, each level alone, and the reverse order."""
+    """Levels in rising order beat all mixed, each alone, and the reverse order; two domains help each other."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         *(
             experiment.greater(results, "eval/accuracy", "staged", arm)
             for arm in ("mixed", "level1", "level2", "level3", "reverse")
         ),
+        experiment.greater(results, "eval/accuracy", "both", "maths"),
+        experiment.greater(results, "code/accuracy", "both", "maths"),
+        experiment.greater(results, "code/accuracy", "both", "code"),
     )
 
 

@@ -12,10 +12,12 @@ from experiments.curriculum import staged_difficulty
 from experiments.curriculum.parts import domains, plateau
 from jaxrl_llm.curriculum.subset import ladder_levels, make_subset
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import fused, online
 from jaxrl_llm.train import plan as plans
 from tests import close
+from tests.experiment import made
 from tests.verifiers.test_labels import _rows
 
 
@@ -209,3 +211,40 @@ def test_a_ladder_of_one_model_is_refused():
     named = dataclasses.replace(settings, ladder=("", "nano", "tiny"))
     with pytest.raises(UserError, match="nano at 1, nano at 1, tiny at 1 are no three steps"):
         staged_difficulty.build(named)
+
+
+def test_the_ladder_is_of_copies_that_learned_for_longer(monkeypatch):
+    """Pass rates of the model itself and of its copies after 1 and 2 steps, small to large, once for all arms."""
+    settings = staged_difficulty.Settings(**staged_difficulty.EMBEDDED | staged_difficulty.SMOKE)
+    found, taught, asked = recipes.bench(settings), [], []
+
+    def imitated(settings, *, steps, learning_rate):
+        taught.append((steps, learning_rate))
+        return steps
+
+    def pass_rates(found, by, rows, *, samples, max_new_tokens):
+        asked.append((by.params if isinstance(by.params, int) else 0, samples, max_new_tokens))
+        return np.resize([[0.0, 0.0, 0.5], [0.0, 0.5, 1.0], [0.0, 1.0, 1.0]][len(asked) - 1], rows.size)
+
+    monkeypatch.setattr(curricula, "solutions_imitated", imitated)
+    monkeypatch.setattr(curricula, "pass_rates", pass_rates)
+    rows = [staged_difficulty.level_rows(settings, found, settings) for _ in range(2)]
+    assert taught == [(1, 3e-4), (2, 3e-4)] and asked == [(0, 4, 28), (1, 4, 28), (2, 4, 28)]
+    first, second, third = (x[:3].tolist() for x in rows[0][1:])
+    assert (first, second) == ([False, False, True], [False, True, False]) and third[0]
+    assert all((a == b).all() for a, b in zip(*rows, strict=True))
+    for steps in ((0, 40), (0, 40, 40)):
+        with pytest.raises(UserError, match="name three that rise"):
+            staged_difficulty.level_rows(dataclasses.replace(settings, ladder_steps=steps), found, settings)
+
+
+def test_the_claim_compares_both_domains_with_each_alone():
+    metrics = {name: [0.3, 0.31] for name in staged_difficulty.METRICS}
+    arms = {name: dataclasses.replace(made.arm([0.0, 0.0]), metrics=metrics) for name in staged_difficulty.ARMS}
+    found = staged_difficulty.claim(Results(arms))
+    assert (found.primary.arm, found.primary.than) == ("staged", "mixed")
+    assert [(part.metric, part.arm, part.than) for part in found.secondary[4:]] == [
+        ("eval/accuracy", "both", "maths"),
+        ("code/accuracy", "both", "maths"),
+        ("code/accuracy", "both", "code"),
+    ]
