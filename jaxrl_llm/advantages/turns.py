@@ -5,6 +5,7 @@ Turns are the columns of ``[B, K]`` arrays; ``valid`` says which of them were ta
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -229,9 +230,7 @@ def information_gain_rewards(
     information: float = 1.0,
     outcome: float = 1.0,
 ) -> Float[Array, "B K"]:
-    """IGPO: ``information (p_{k+1} - p_k)`` at each turn but the last, which gets ``outcome R``.
-
-    The valid turns of an episode must stand side by side: a valid turn before one that is not counts as a last one.
+    """IGPO: ``information (p_{k+1} - p_k)`` at each turn but the last, which gets ``outcome R``; of valid turns alone.
 
     Args:
       chance: ``p_k``, the probability the policy gives to the right answer before it acts in turn ``k`` (of several
@@ -245,11 +244,13 @@ def information_gain_rewards(
     >>> information_gain_rewards(chance, jnp.array([1.0]), all_).tolist()
     [[0.0, 0.375, 1.0]]
     """
-    more = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    turns = chance.shape[1]
+    at = jnp.where(valid, jnp.arange(turns, dtype=jnp.int32), turns)
+    later = jnp.pad(jax.lax.cummin(at, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=turns)
     chance = jnp.where(valid, chance.astype(jnp.float32), 0.0)
-    gained = jnp.pad(chance[:, 1:], ((0, 0), (0, 1))) - chance
+    gained = jnp.take_along_axis(chance, jnp.minimum(later, turns - 1), axis=1) - chance
     last = outcome * rewards.astype(jnp.float32)[:, None]
-    return jnp.where(valid, jnp.where(more, information * gained, last), 0.0)
+    return jnp.where(valid, jnp.where(later < turns, information * gained, last), 0.0)
 
 
 def log_information_gain_rewards(

@@ -27,6 +27,17 @@ def test_worked_example():
     close.assert_printed(own, [[0.0, 0.57735, -0.57735]], 5)
 
 
+def test_a_turn_that_does_not_count_is_stepped_over():
+    """The gain of the first turn is the chance before the third; the outcome is paid once."""
+    chance, valid = jnp.array([[0.1, jnp.nan, 0.5]]), jnp.array([[True, False, True]])
+    found = turns.information_gain_rewards(chance, jnp.array([1.0]), valid)
+    close.assert_near(found, [[0.4, 0.0, 1.0]])
+    logs = turns.log_information_gain_rewards(chance, jnp.array([1.0]), valid)
+    close.assert_near(logs, [[np.log(5.0), 0.0, 1.0]])
+    none = turns.information_gain_rewards(chance, jnp.array([1.0]), jnp.zeros((1, 3), bool))
+    assert none.tolist() == [[0.0, 0.0, 0.0]]
+
+
 def test_gains_of_logarithms():
     # 0.1 doubles twice: ln 2 each time, where the probabilities gain 0.1 and 0.2; then the outcome
     found = turns.log_information_gain_rewards(jnp.array([[0.1, 0.2, 0.4]]), jnp.array([2.0]), ALL)
