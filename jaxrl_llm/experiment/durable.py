@@ -284,6 +284,7 @@ class _Logs:
         self.metrics: dict[int, dict[str, float]] = {}
         self.measured: dict[int, dict[str, Any]] = {}
         self.track = track.nothing
+        self.saved = 0  # the step of the newest checkpoint
         if self.folder is not None and keeping.identity:
             hosts.by_first("folder of a seed", partial(self._open, self.folder))
 
@@ -300,6 +301,7 @@ class _Logs:
 
     def rewind(self, step: int) -> None:
         """Forgets what lies behind ``step``, which is computed again; reads what lies before it."""
+        self.saved = step
         if self.folder is None:
             return
         hosts.by_first("rewinding", partial(_forget, self.folder, step))
@@ -377,6 +379,7 @@ class SeedRun:
         self.aparts: dict[int, threads.Apart] = {}
         self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
         self.streams: dict[int, Any] = {}  # by stage, of the seed that runs
+        self.seed = 0  # which that is
         self.looks: dict[int, Callable[..., Any]] = {}
 
     def run(self, seed: int, stop: Stop) -> Iterator[tuple[int, dict | None, dict]]:
@@ -398,7 +401,7 @@ class SeedRun:
 
     def _run(self, seed: int, stop: Stop, logs: _Logs) -> Iterator[tuple[int, dict | None, dict]]:
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
-        params, self.streams = self.plan.init(key), {}
+        params, self.streams, self.seed = self.plan.init(key), {}, seed
         at, state = self._resume(logs, params, key)
         end, total = 0, sum(stage.steps for stage in self.plan.stages)
         if at > total:
@@ -425,14 +428,21 @@ class SeedRun:
                     for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
                         state = now
                         logs.metrics |= row
-                    if hosts.anywhere(stop.asked):  # while the last step was kept
-                        raise Stopped(end)
-                params = state.params
-                measured = self._measured(logs, end, params, eval_key)
+                    self._stop_if_asked(stop, logs, index, end, state)  # while the last step was kept
+                    params = state.params
+                    measured = self._measured(logs, end, params, eval_key)
+                    self._stop_if_asked(stop, logs, index, end, state)
             except RunStopped as error:
                 raise self._wanting(error, logs, index, begin - done, state) from error
             yield end, self._logged(logs, begin, end), measured
         self._export(logs, params, eval_key)
+
+    def _stop_if_asked(self, stop: Stop, logs: _Logs, index: int, step: int, state: TrainState) -> None:
+        """Keeps the state of ``step``, where no checkpoint was due there, and raises ``Stopped``."""
+        if _asked(stop):
+            if logs.saved < step:
+                self._save(logs, index, step, state)
+            raise Stopped(step)
 
     def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
         """The error of a run that lacks something, behind a checkpoint of its last whole step."""
@@ -499,11 +509,12 @@ class SeedRun:
             if index in self.streams:
                 note[streamed.PLACE] = self.streams[index].get_state()
             checkpoint.save(self._checkpoints(logs.folder, index), kept, note=note)
+            logs.saved = step
 
     def _stream(self, index: int, stage: Stage) -> Any:
         """Where the minibatches of a stage come from, at its beginning or where the last call left it."""
         if index not in self.streams:
-            self.streams[index] = stage.method.stream()
+            self.streams[index] = stage.method.stream(self.seed)
         return self.streams[index]
 
     def _loop(self, index: int, method: Online) -> HostLoop:

@@ -215,6 +215,8 @@ def encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: str
 def fed(method: Offline, table: Any, settings: Any) -> Offline:
     """A method of minibatches of ``table``: drawn on the device, or read on the host and placed step by step.
 
+    Either way every seed has an order of its own.
+
     Args:
       table: a tree with the same number of rows everywhere, NumPy's where rows are on the host.
     """
@@ -223,11 +225,12 @@ def fed(method: Offline, table: Any, settings: Any) -> Offline:
     size, count = method.rows_per_step, len(jax.tree.leaves(table)[0])
     first = jax.tree.map(lambda x: jnp.asarray(x[:size]), table)
 
-    def stream() -> Any:
+    def stream(seed: int) -> Any:
         return make_stream(
             range(count),
             lambda row: jax.tree.map(lambda x: x[row], table),
             batch=size,
+            seed=seed,
             process=(jax.process_index(), jax.process_count()),
         )
 

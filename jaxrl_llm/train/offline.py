@@ -29,9 +29,9 @@ class Offline(NamedTuple):
     # minibatch -> what its loss divides by, for example its tokens: the losses and metrics of parts then add up
     whole: Callable[[Any], Any] | None = None
     microbatches: int = 1  # more than one needs ``whole``
-    # () -> a fresh iterator of minibatches on the host (``data.stream``), for tables larger than the device: ``rows``
+    # seed -> a fresh iterator of minibatches on the host (``data.stream``), for tables larger than the device: ``rows``
     # is then one of them, for its shapes
-    stream: Callable[[], Any] | None = None
+    stream: Callable[[int], Any] | None = None
 
 
 def init_state(offline: Offline, params: Params, key: Key, *, extras: dict[str, Any] | None = None) -> TrainState:

@@ -137,6 +137,31 @@ def test_a_request_to_stop_keeps_the_step(undisturbed, tmp_path, monkeypatch):
     alike(run(tmp_path), undisturbed[0])
 
 
+@pytest.mark.parametrize("method", ["_measured", "_advance"])
+def test_a_request_to_stop_where_no_checkpoint_is_due_keeps_the_step(method, undisturbed, tmp_path, monkeypatch):
+    """The signal comes while step 6 is measured, or when its line was written and nobody had asked yet."""
+    whole = getattr(durable.SeedRun, method)
+
+    def measured(own, logs, step, params, key):
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(own, logs, step, params, key)
+
+    def advance(own, index, stage, state, begin, end, *rest):
+        yield from whole(own, index, stage, state, begin, end, *rest)
+        if end == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(durable.SeedRun, method, {"_measured": measured, "_advance": advance}[method])
+    with pytest.raises(Stopped, match="stopped at step 6"):
+        run(tmp_path)
+    monkeypatch.setattr(durable.SeedRun, method, whole)
+    assert checkpoint.note(checkpoint.latest(tmp_path / "seed_0" / "checkpoints" / "stage_1"))["step"] == 6
+    lines = record.read_lines(tmp_path / "seed_0" / "measured.jsonl")
+    assert [row["step"] for row in lines] == ([0, 3, 6] if method == "_measured" else [0, 3])
+    alike(run(tmp_path), undisturbed[0])
+
+
 @pytest.mark.parametrize("workers", [False, True])
 @pytest.mark.parametrize("step", [5, 6])
 def test_a_request_to_stop_keeps_the_step_of_an_asynchronous_run(step, workers, undisturbed, tmp_path, monkeypatch):
@@ -390,6 +415,25 @@ def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):
     run(tmp_path, trackers=("tensorboard", "wandb"))
     assert list((tmp_path / "seed_0" / "tensorboard").glob("events*"))
     assert list((tmp_path / "seed_0" / "wandb").glob("offline-run*"))
+
+
+@pytest.mark.parametrize("begin", [0, 3])
+def test_tensorboard_forgets_the_steps_behind_the_one_that_a_run_goes_on_from(begin, tmp_path):
+    """Those that an earlier try wrote before its first checkpoint too; step 0 is measured once and stays."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for first in (0, begin):
+        tracker = track.open_trackers(("tensorboard",), tmp_path, begin=first)
+        tracker.write(first + 1, {"loss": 1.0})
+        tracker.close()
+    newest = max((tmp_path / "tensorboard").glob("events*"), key=lambda p: p.stat().st_mtime_ns)
+    left, events = newest.read_bytes(), []
+    while left:  # a record: its length, a checksum of four bytes, the event, another one
+        size = int.from_bytes(left[:8], "little")
+        events.append(Event.FromString(left[12 : 12 + size]))
+        left = left[16 + size :]
+    assert [event.step for event in events if event.HasField("session_log")] == [begin + 1]
+    assert events[-1].step == begin + 1 and events[-1].summary.value[0].tag == "loss"
 
 
 def test_a_run_has_an_identity_of_its_own_for_its_tracker(tmp_path, monkeypatch):

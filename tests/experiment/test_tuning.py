@@ -66,7 +66,7 @@ def test_too_few_rows_and_streams_are_refused():
     with pytest.raises(UserError, match="--tune leaves 14 of 16 rows to train on, a step takes 15"):
         method.rows({})
     with pytest.raises(UserError, match="--tune sets rows aside, and --rows-in host reads them as a stream"):
-        tuning.held_out(offline(0.1)._replace(stream=lambda: iter(())))
+        tuning.held_out(offline(0.1)._replace(stream=lambda seed: iter(())))
 
 
 def test_each_arm_is_judged_by_what_it_has(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxrl_llm import losses
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.data import formats
 from jaxrl_llm.data.chat import encode_prompt
+from jaxrl_llm.data.stream import make_stream
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.jobs import distil, dpo, reward_model, rows, sft
@@ -25,6 +27,7 @@ from jaxrl_llm.run.settings import parse as settings_of_job
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
+from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Batch, TokenTerms
 from tests import close
 from tests.models_for_tests import byte_model, byte_tokenizer, cubes
@@ -523,6 +526,19 @@ def test_reference_scores_are_those_of_single_rows():
 
 class Killed(BaseException):
     """In the place of a signal that leaves no time."""
+
+
+def test_every_seed_has_its_own_order_of_rows_on_the_host(own, tmp_path):
+    """All seeds begin with the same weights: with one order they would be equal to the last bit."""
+    table = {"row": np.arange(10)}
+    method = rows.fed(Offline(None, None, 4, None, None), table, SimpleNamespace(rows_in="host"))
+    orders = [np.concatenate([next(stream)["row"] for _ in range(5)]) for stream in map(method.stream, (0, 1))]
+    of_zero = make_stream(range(10), lambda row: {"row": np.int64(row)}, batch=4)
+    np.testing.assert_array_equal(orders[0], np.concatenate([next(of_zero)["row"] for _ in range(5)]))
+    assert not np.array_equal(*orders) and all(sorted(order[:10]) == list(range(10)) for order in orders)
+    words = ["--model", str(own), "--data", str(own / "texts.jsonl"), *SMALL, "--rows-in", "host", "--seeds", "2"]
+    one, other = arm(sft, words, tmp_path).curves["loss/total"]["values"]
+    assert one != other
 
 
 def test_rows_on_the_host_go_on_where_they_were(own, tmp_path, monkeypatch):

@@ -58,7 +58,8 @@ def check(names: Sequence[str]) -> None:
 def _tensorboard(folder: pathlib.Path, begin: int) -> Tracker:
     from tensorboardX import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=begin + 1 if begin else None)
+    # at step 0 too: a try that ended before its first checkpoint has left its steps there
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=begin + 1)
 
     def write(step: int, values: dict[str, Any]) -> None:
         for name, value in _numbers(values).items():
