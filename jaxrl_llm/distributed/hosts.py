@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import pathlib
+import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxrl_llm.errors import UserError
+
+SEEN_S = 70.0  # file systems of a network show a new file after a minute at the latest
 
 
 def connect(spec: str) -> None:
@@ -84,6 +89,32 @@ def by_first(name: str, work: Callable[[], Any]) -> None:
         raise failed
     if said:
         raise UserError(f"{name}: {said}")
+
+
+def share(folder: pathlib.Path, patience_s: float = SEEN_S) -> None:
+    """Makes sure that every process sees the run folder of the first; with one process it does nothing.
+
+    On disks of their own the parts of a checkpoint would never be one: the processes would wait for each other's.
+
+    Args:
+      patience_s: how long a process looks for what the first one has written there.
+
+    Raises:
+      UserError: naming the processes that do not see it, on all of them.
+    """
+    if jax.process_count() == 1:
+        return
+    mark = folder / f".seen_{of_first(secrets.token_hex(8))}"  # a new name: no cache knows it as absent
+    by_first("run folder", mark.touch)
+    deadline = time.monotonic() + patience_s
+    while not (seen := mark.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = np.flatnonzero(~np.ravel(multihost_utils.process_allgather(np.asarray(seen)))).tolist()
+    if is_first():
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise UserError(f"--out {folder}: processes {blind} do not see what process 0 writes there; give a folder on "
+                        "storage that all machines share")  # fmt: skip
 
 
 def agree(name: str, decision: Any) -> None:

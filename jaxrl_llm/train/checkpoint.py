@@ -283,8 +283,9 @@ def held(folder: pathlib.Path) -> Iterator[None]:
     """As ``locked``, by the first of several processes: where it is refused, all of them are.
 
     Raises:
-      UserError: when another job holds it, on every process.
+      UserError: when another job holds it, or not all processes see the folder, on every process.
     """
     with contextlib.ExitStack() as stack:
         hosts.by_first("run folder", lambda: stack.enter_context(locked(folder)))
+        hosts.share(folder)
         yield

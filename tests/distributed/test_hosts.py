@@ -190,6 +190,22 @@ def test_a_folder_that_is_named_by_a_clock_is_named_by_that_of_the_first_host(mo
         hosts.of_first("a" * 257)
 
 
+def test_a_run_folder_that_is_not_shared_is_named(tmp_path, monkeypatch):
+    """Two processes would wait in the first checkpoint for parts that lie on another disk."""
+    hosts.share(tmp_path / "absent")  # one process has nothing to share
+    _second_of_two(monkeypatch, "abc", "", "abc", "")
+    of_text = hosts.multihost_utils.process_allgather
+
+    def gather(own):
+        return np.stack([np.asarray(True), own]) if own.dtype == bool else of_text(own)
+
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", gather)
+    with pytest.raises(UserError, match=r"--out .*: processes \[1\] do not see what process 0 writes there; give a"):
+        hosts.share(tmp_path, patience_s=0.0)
+    (tmp_path / ".seen_abc").touch()  # by the first one
+    hosts.share(tmp_path, patience_s=0.0)
+
+
 def test_what_the_first_process_cannot_do_ends_the_others_as_well(monkeypatch):
     done = []
     with pytest.raises(OSError, match="full"):  # alone, and on the first of several, as it was raised
