@@ -401,8 +401,11 @@ def with_shares(one: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[s
 
 def write(arguments: argparse.Namespace, measured: dict[str, Any]) -> None:
     """The record so far; a small run leaves none."""
+    from jaxrl_llm.experiment.evidence import provenance  # which takes no device
+
     if not arguments.tiny:
-        whole = {"command": " ".join(sys.argv), "rows": arguments.rows, "shape": arguments.shape}
+        whole = {"command": " ".join(sys.argv), **provenance.made(ROOT)}
+        whole |= {"rows": arguments.rows, "shape": arguments.shape}
         OUT.write_text(json.dumps(whole | measured, indent=1) + "\n")
 
 

@@ -74,6 +74,7 @@ def compare(arguments: argparse.Namespace) -> None:
     from experiments.parts import running_sums, strings
     from experiments.parts import running_sums_task as toy
     from jaxrl_llm.asynchronous import threads
+    from jaxrl_llm.experiment.evidence import provenance
     from jaxrl_llm.metrics.intervals import mean_interval, paired_difference
     from jaxrl_llm.train import host
 
@@ -117,6 +118,7 @@ def compare(arguments: argparse.Namespace) -> None:
     options = " ".join(f"--{k.replace('_', '-')} {v:g}" for k, v in vars(arguments).items())
     record = {
         "command": f"python benchmarks/async_vs_sync.py {options}",
+        **provenance.made(ROOT),
         "what": "updates per hour and held-out accuracy, streaming.run against host.run",
         "scorers": scorers,
         "machine": {"cores": arguments.cores, "processor": platform.processor() or platform.machine()},

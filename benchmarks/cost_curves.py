@@ -21,6 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Phase, decode_phase, update_phase
@@ -133,6 +134,7 @@ def main() -> None:
             print(f"{name} {value}: " + "; ".join(told), flush=True)
     whole = {
         "command": "python benchmarks/cost_curves.py",
+        **provenance.made(OUT.parent),
         "what": "decode and update of one step, one device, float32; best of 3 runs, bytes by the compiler",
         "cores": len(os.sched_getaffinity(0)),
         "versions": record.versions(),

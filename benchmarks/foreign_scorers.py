@@ -21,11 +21,11 @@ import pathlib
 import pickle
 import platform
 import sys
-import time
 from typing import Any
 
 import psutil
 
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.verifiers import gym, math
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -154,7 +154,7 @@ def main() -> None:
     record = {
         "command": f"python benchmarks/foreign_scorers.py --repeats {arguments.repeats} --each {arguments.each}",
         "what": "verdicts of scorers of other packages per second, warm",
-        "date": time.strftime("%Y-%m-%d"),
+        **provenance.made(ROOT),
         "machine": {"cores": workers, "processor": platform.processor() or platform.machine()},
         "verdicts_a_turn": {name: len(items[0]) for name, (_, _, items) in work.items()},
         "summary": summary, "sandbox_over_bare": ratios, "turns": turns,

@@ -209,6 +209,7 @@ def one(python: str, side: str, folder: pathlib.Path, updates: int, seeds: int) 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Both sides by turns; prints and writes the ratio of each turn and its interval."""
+    from jaxrl_llm.experiment.evidence import provenance
     from jaxrl_llm.metrics.intervals import mean_interval
 
     seeds, turns = arguments.seeds if arguments.accelerator else 0, []
@@ -233,6 +234,7 @@ def compare(arguments: argparse.Namespace) -> None:
     out = ON_ACCELERATOR if seeds else OUT
     record = {
         "command": f"{command} --updates {arguments.updates} {more}",
+        **provenance.made(ROOT),
         "what": "updates per second; 256 responses, 6 prompt + 6 new tokens, one GRPO update; TRL without vLLM"
         + (f"; the fused loop's are summed over {seeds} seeds" if seeds else ""),
         "machine": machine | {"processor": platform.processor() or platform.machine()},

@@ -159,6 +159,7 @@ def run_tunix(kind: str, steps: int, parts: int = 1, cores: bool = False) -> lis
 
 def compare(arguments: argparse.Namespace) -> None:
     """Both sides by turns; prints and writes the ratios of the turns with their intervals."""
+    from jaxrl_llm.experiment.evidence import provenance
     from jaxrl_llm.metrics.intervals import mean_interval
 
     cores = sorted(os.sched_getaffinity(0))[-arguments.cores :]
@@ -182,6 +183,7 @@ def compare(arguments: argparse.Namespace) -> None:
     record = {
         "command": f"python benchmarks/grpo_step.py --tunix-python PYTHON --turns {arguments.turns} --steps "
         f"{arguments.steps} --cores {arguments.cores}",
+        **provenance.made(shared.ROOT),
         "what": "seconds of a whole GRPO step, 64 responses of at most 128 tokens; ratio: Tunix's over ours",
         "machine": {"cores": len(cores), "processor": platform.processor() or platform.machine()},
         "versions": shared.versions(arguments.tunix_python),

@@ -13,6 +13,7 @@ import ast
 import json
 import pathlib
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
@@ -193,7 +195,9 @@ def main() -> None:
         told.append({"part": name} | said | figures)
         print(json.dumps(told[-1]), flush=True)
     if set(given.only) == set(parts):
-        RECORD.write_text(json.dumps(told, indent=1) + "\n")
+        command = " ".join(["python benchmarks/packing.py", *sys.argv[1:]])
+        whole = {"command": command, **provenance.made(RECORD.parent), "parts": told}
+        RECORD.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":

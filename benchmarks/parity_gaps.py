@@ -17,6 +17,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
@@ -120,7 +121,8 @@ def main() -> None:
                 for beside, one in gaps(config_of(family, shape), *how).items():
                     found.setdefault(family, {}).setdefault(shape, {})[name + beside] = one
                     print(family, shape, name + beside, one, flush=True)
-    whole = {"command": "python benchmarks/parity_gaps.py", "versions": record.versions(), "gaps": found}
+    whole = {"command": "python benchmarks/parity_gaps.py", **provenance.made(ROOT)}
+    whole |= {"versions": record.versions(), "gaps": found}
     path.write_text(json.dumps(whole, indent=1) + "\n")
     (ROOT / "docs" / "parity.md").write_text(table(found))
 

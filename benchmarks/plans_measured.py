@@ -45,6 +45,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # papers a
 from experiments.systems.parts import measured_plan, placement_search, ppo_calls
 from experiments.systems.parts.measured_plan import Job, Plan, mesh_of, moved
 from jaxrl_llm.distributed import rules
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import reshard_cost, utilisation
@@ -331,6 +332,7 @@ def main() -> None:
     pairs = {f"{name_of(a)} to {name_of(b)}": (a, b) for p in plans.values() for a, b in moved(p) if a != b}
     whole = {
         "command": f"python benchmarks/plans_measured.py --repeats {arguments.repeats} --steps {arguments.steps}",
+        **provenance.made(OUT.parent),
         "what": "PPO iterations on eight simulated devices that share the cores: cost model against measured seconds",
         "cores": len(os.sched_getaffinity(0)), "versions": record.versions(), "rates": machine._asdict(),
         "meeting_s": meeting, "clock": NOW.__name__,

@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.run.records.record import running_mean
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "results" / "quickstart"
@@ -66,6 +67,7 @@ def main(folders: list[str]) -> None:
     settings = {k: v for k, v in runs[0][0]["settings"].items() if k not in ("seed", "out", "resume")}
     record = {
         "command": "bash launch/quickstart.sh --seed SEED",
+        **provenance.made(pathlib.Path(__file__).parent),
         "settings": settings,
         "versions": runs[0][0]["versions"],
         "runs": rows,

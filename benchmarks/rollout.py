@@ -189,6 +189,7 @@ def rate(calls: list[dict], clock: str) -> float:
 
 def compare(arguments: argparse.Namespace) -> None:
     """All sides by turns; prints and writes the ratios of each turn and their intervals."""
+    from jaxrl_llm.experiment.evidence import provenance
     from jaxrl_llm.metrics.intervals import mean_interval
 
     cores = sorted(os.sched_getaffinity(0))[-arguments.cores :]
@@ -228,6 +229,7 @@ def compare(arguments: argparse.Namespace) -> None:
         "command": f"python benchmarks/rollout.py --turns {arguments.turns} --repeats {arguments.repeats} "
         f"--slots {arguments.slots} --cores {arguments.cores}"
         + (" --tunix-python PYTHON" if arguments.tunix_python else ""),
+        **provenance.made(ROOT),
         "what": "tokens per second of a rollout, 64 responses (queue: 256) of at most 128 tokens",
         "machine": {"cores": len(cores), "processor": platform.processor() or platform.machine()},
         "ratios": ratios,

@@ -18,6 +18,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.sandbox.pool import Sandbox, Test
 
@@ -71,6 +72,7 @@ def main() -> None:
     ratio = mean_interval([turn["sandbox"] / turn["bare"] for turn in turns])
     record = {
         "command": f"python benchmarks/sandbox_checks.py --repeats {arguments.repeats} --programs {arguments.programs}",
+        **provenance.made(ROOT),
         "what": "programs of three tests judged per second, warm",
         "machine": {"cores": workers, "processor": platform.processor() or platform.machine()},
         "protection": protection, "summary": summary, "sandbox_over_bare": ratio._asdict(), "turns": turns,

@@ -30,6 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # papers a
 
 from experiments.agents.parts import retail
 from experiments.parts import strings
+from jaxrl_llm.experiment.evidence import provenance
 from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.rollout.host.driver import make_host_episodes
 from jaxrl_llm.rollout.host.env import HostEnv, on_host, task_rows
@@ -114,6 +115,7 @@ def main() -> None:
     faster = mean_interval([turn["batches"]["seconds"] / turn["slots"]["seconds"] for turn in turns])
     record = {
         "command": f"python benchmarks/slot_occupancy.py --repeats {arguments.repeats}",
+        **provenance.made(ROOT),
         "what": "slot occupancy; 512 episodes of a shop in Python, geometric turns, 50 ms a turn, 16 slots",
         "machine": {"cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()},
         "turns_of_an_episode": {"mean": float(np.mean(lengths[0])), "most": max(lengths[0])},

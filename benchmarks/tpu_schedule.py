@@ -287,7 +287,8 @@ def planned_cells(models: list[str], slices: list[str] | None) -> Iterator[tuple
 
 
 def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pathlib.Path = PAGE) -> None:
-    """Compiles what is missing, one after the other."""
+    """Compiles what is missing, one after the other; each cell has the command, commit and day of its last phase."""
+    from jaxrl_llm.experiment.evidence import provenance
     from jaxrl_llm.planning import compiled
 
     parser = argparse.ArgumentParser()
@@ -299,6 +300,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     parser.add_argument("--lines", action="store_true", help="--compared by straight lines, as the other table is")
     parser.add_argument("--checked", action="store_true", help="straight lines against all layers, and no others")
     given = parser.parse_args(words)
+    command = " ".join(["python benchmarks/tpu_schedule.py", *(sys.argv[1:] if words is None else words)])
     found = json.loads(record.read_text()) if record.exists() else {}
     installed = importlib.metadata.version(COMPILER) if compiled.available() else "none"
     if found.setdefault(COMPILER, installed) != installed:
@@ -307,7 +309,8 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
             f"other programs: pip install libtpu=={found[COMPILER]}, or move the file away"
         )
 
-    def kept(name: str) -> None:
+    def kept(name: str, what: dict[str, Any]) -> None:
+        what |= {"command": command, **provenance.made(ROOT)}
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(found, indent=1) + "\n")
         out.write_text(page(found))
@@ -317,7 +320,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
         place = found.setdefault(COMPARED if given.compared else CHECKED, {})
         for name in [name for name in (SHAPES if given.compared else LINES) if name not in place]:
             place[name] = compared(name, whole=given.compared and not given.lines)
-            kept(name)
+            kept(name, place[name])
         return
     cells = list(planned_cells(given.models, given.slices))
     for phase in given.phases:  # every cell has something soon
@@ -327,7 +330,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
                 cell |= described(model, topology)
             if phase not in cell["gib" if given.memory else "phases"]:
                 (add_memory if given.memory else add_phase)(cell, model, topology, phase)
-                kept(f"{model} {topology} {phase}")
+                kept(f"{model} {topology} {phase}", cell)
 
 
 if __name__ == "__main__":

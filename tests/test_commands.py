@@ -81,6 +81,14 @@ QUICK = ("plan", "doctor")
 SCRIPTS = sorted({words[1] for words in COMMANDS if words[1].startswith("benchmarks/")})
 
 
+def test_what_a_benchmark_keeps_says_its_command_commit_and_day():
+    keeps = [path for path in (ROOT / "benchmarks").glob("*.py") if '"results"' in path.read_text()]
+    assert len(keeps) > 12
+    unnamed = {path.name for path in keeps if "**provenance.made(" not in path.read_text()}
+    unnamed |= {path.name for path in keeps if '"command":' not in path.read_text()}
+    assert unnamed == set()
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A model folder, rows of one's own in two kinds of file, and the folder of a run that was made with them."""

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, claims, cli, doctor, locate, plots, recipes, results
 from jaxrl_llm.experiment.claims import Judged
-from jaxrl_llm.experiment.evidence import beds, standard, store, tuning, verdicts
+from jaxrl_llm.experiment.evidence import beds, provenance, standard, store, tuning, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import bench, compile_cache, flags
 from jaxrl_llm.run.records import record
@@ -323,6 +323,7 @@ def _write(
     whole = {
         "family": family,
         "command": cli.said(f"python -m jaxrl_llm.experiment compare {family}", arguments),
+        **provenance.made(locate.root()),
         "versions": record.versions(),
         "settings": results.plain({name: getattr(common, name) for name in told}),
         "tail": tail,

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -35,11 +36,12 @@ def test_cells_that_are_there_are_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "run_arm", lambda *a, _run=loop.run_arm, **k: ran.append(a[2]) or _run(*a, **k))
     path, module = tmp_path / "map.json", made_map()
     options = atlas.Options(methods=("none", "other"), doses=(0.0,), bases=("nano",), seeds=2)
-    kept = atlas.run(module, options, path, tmp_path / "seeds")
+    kept = atlas.run(module, options, path, tmp_path / "seeds", "atlas FILE")
+    assert kept["command"] == "atlas FILE" and {"commit", "made_on"} <= kept.keys()
     assert list(kept["cells"]) == ["nano/none/0", "nano/other/0"] and ran == [[0, 1], [0, 1]]
     assert json.loads(path.read_text()) == kept
-    atlas.run(module, options, path, tmp_path / "elsewhere")
-    assert len(ran) == 2, "the map itself says that they are done"
+    atlas.run(module, options, path, tmp_path / "elsewhere", "another")
+    assert len(ran) == 2 and json.loads(path.read_text()) == kept, "the map itself says that they are done"
     more = atlas.Options(methods=("none",), seeds=3, bases=("nano",))
     kept = atlas.run(module, more, path, tmp_path / "seeds")
     assert ran[2:] == [[2], [0, 1, 2]], "one seed more, and another dose"
@@ -71,10 +73,12 @@ def test_cells_of_maps_made_elsewhere_are_taken_in(tmp_path):
     for name, values in (("a", {"nano/none/0": [0.1, 0.2]}), ("b", {"nano/none/0": [0.3] * 3, "nano/other/0": [0.4]})):
         there = _kept(values) | {"knob": module.KNOB, "metric": module.METRIC}
         (tmp_path / f"{name}.json").write_text(json.dumps(there))
-    kept = atlas.joined(module, path, (str(tmp_path / "b.json"), str(tmp_path / "a.json")))
+    kept = atlas.joined(module, path, (str(tmp_path / "b.json"), str(tmp_path / "a.json")), "atlas FILE --join b a")
     assert {name: cell["values"] for name, cell in kept["cells"].items()} == {
         "nano/none/0": [0.3] * 3, "nano/other/0": [0.4],
     }, "of two the one with more seeds"  # fmt: skip
+    assert kept["command"] == "atlas FILE --join b a" and re.fullmatch(r"[0-9a-f]{12}\+?|", kept["commit"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept["made_on"])
     assert json.loads(path.read_text()) == kept
     (tmp_path / "c.json").write_text(json.dumps(_kept({})))
     with pytest.raises(UserError, match="c.json is no map of eval/accuracy by warm_steps"):

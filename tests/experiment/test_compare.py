@@ -1,6 +1,7 @@
 """Methods of one family on one task and budget."""
 
 import json
+import re
 import types
 
 import numpy as np
@@ -29,6 +30,9 @@ def test_two_methods_share_task_budget_and_measurement(tmp_path, capsys):
     assert list(found.arms) == ["dr_grpo.grpo", "dr_grpo.dr_grpo"]
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["family"] == "policy_gradient" and record["left_out"] == {}
+    assert record["command"].startswith("python -m jaxrl_llm.experiment compare policy_gradient --smoke")
+    assert re.fullmatch(r"[0-9a-f]{12}\+?|", record["commit"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["made_on"])
     for one in found.arms.values():
         assert (one.rollouts, one.updates, one.seeds) == (3 * 2 * 2, 3, [0, 1])
         assert one.settings["data"] == "countdown" and one.settings["levels"] == [3]

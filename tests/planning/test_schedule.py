@@ -308,6 +308,9 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
     assert len(asked) == 2 * len(script["PHASES"])  # each phase of each cell once
     found = json.loads(record.read_text())
     assert found["libtpu"] == "0.0.52 of libtpu"
+    cell = found["Qwen3-0.6B v6e:2x4"]
+    assert cell["command"] == "python benchmarks/tpu_schedule.py --models Qwen3-0.6B --slices v6e:2x4"
+    assert {"commit", "made_on"} <= cell.keys()
     assert list(found) == ["libtpu", "Qwen3-0.6B v5e:2x4", "Qwen3-0.6B v6e:2x4"]
     assert f"with libtpu {found['libtpu']}." in page.read_text()
     assert found["Qwen3-0.6B v5e:2x4"]["loop_peak_gib"] > 1 and found["Qwen3-0.6B v5e:2x4"]["fits"]

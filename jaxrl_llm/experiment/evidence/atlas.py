@@ -132,12 +132,15 @@ def interval(seen: Bounds) -> str:
     return f"{seen.mean:+.3f} [{seen.low:+.3f}, {seen.high:+.3f}], n={seen.n}"
 
 
-def run(module: ModuleType, options: Options, path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
+def run(
+    module: ModuleType, options: Options, path: pathlib.Path, folder: pathlib.Path, command: str = ""
+) -> dict[str, Any]:
     """Runs the chosen cells one after another and keeps the map after each; what is there for these seeds is not run.
 
     Args:
       path: of the map.
       folder: of the stored seeds.
+      command: that asks for them; each cell has a commit and a day of its own, the map those of the last.
 
     Raises:
       UserError: for a part of the grid that there is not.
@@ -164,6 +167,7 @@ def run(module: ModuleType, options: Options, path: pathlib.Path, folder: pathli
             "rollouts": ran.rollouts, "seconds": ran.seconds, "on": provenance.today(),
             "commit": provenance.commit(pathlib.Path(module.__file__ or "").parent), "versions": record.versions(),
         })  # fmt: skip
+        kept |= {"command": command} | provenance.made(locate.root())
         path.parent.mkdir(parents=True, exist_ok=True)
         record.write_json(path, kept)
     return kept
@@ -178,7 +182,7 @@ def opened(module: ModuleType, path: pathlib.Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def joined(module: ModuleType, path: pathlib.Path, others: tuple[str, ...]) -> dict[str, Any]:
+def joined(module: ModuleType, path: pathlib.Path, others: tuple[str, ...], command: str = "") -> dict[str, Any]:
     """The map with the cells of others, of the same knob and metric; of two with the same name that with more seeds.
 
     Raises:
@@ -196,6 +200,7 @@ def joined(module: ModuleType, path: pathlib.Path, others: tuple[str, ...]) -> d
         for name, cell in there["cells"].items():
             if len(cell["seeds"]) > len(kept["cells"].get(name, {"seeds": ()})["seeds"]):
                 kept["cells"][name] = cell
+    kept |= {"command": command} | provenance.made(locate.root())
     path.parent.mkdir(parents=True, exist_ok=True)
     record.write_json(path, kept)
     return kept
@@ -313,8 +318,9 @@ def command(path: str, arguments: list[str]) -> int:
     folder, pages = root / "results" / "atlas", root / "docs" / "atlas"
     if options.out or options.smoke:
         folder = pages = cli.open_folder(options.out or f"runs/smoke/atlas/{slug}")
-    path = folder / f"{slug}.json"
-    kept = joined(module, path, options.join) if options.join else run(module, options, path, store.FOLDER)
+    said, path = cli.said(f"python -m jaxrl_llm.experiment atlas {path}", arguments), folder / f"{slug}.json"
+    whole = options.join and joined(module, path, options.join, said)
+    kept = whole or run(module, options, path, store.FOLDER, said)
     for target in write_page(module, kept, folder, slug, pages):
         print(f"written: {target}")
     return 0

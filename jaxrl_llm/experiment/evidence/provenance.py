@@ -32,6 +32,15 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
+def made(root: pathlib.Path) -> dict[str, str]:
+    """``commit`` and ``made_on`` of numbers that are kept now; their command stands beside them.
+
+    Args:
+      root: a folder of the sources.
+    """
+    return {"commit": commit(root), "made_on": today()}
+
+
 def registered(module: ModuleType, resolved: dict[str, Any], d_star: dict[str, float], looks: tuple[int, ...]) -> str:
     """A hash of the claim's source, d*, bed, looks and every arm's settings: taken before the first seed.
 
