@@ -17,10 +17,12 @@ from experiments.beds.parts import rare_answers
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, loop, recipes
 from jaxrl_llm.experiment.evidence import beds, certificates, controls, fingerprints, store, verdicts
+from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
+from tests.close import doubles
 from tests.experiment import tiny
 from tests.experiment.made import arm, made_module
 
@@ -216,6 +218,36 @@ def test_a_certificate_is_written_and_goes_on_where_it_stopped(tmp_path, monkeyp
     module.BED, build = beds.Bed(metric="eval/accuracy", baseline="method"), module.build
     module.build = lambda settings: build(dataclasses.replace(settings, learning_rate=0.3))
     assert certificates.stale(module).startswith("stale: arm method is not what was certified; run python -m ")
+
+
+def test_the_response_to_the_dose_is_read_over_the_seeds_that_all_doses_share():
+    """Of four seeds of the healthy arm the first two are easy: over all of them the middle dose would be the best."""
+    found = Results({"none": arm([0.5, 0.52, 0.2, 0.22]), "half": arm([0.44, 0.46]), "all": arm([0.3, 0.32])})
+    doses = {name: types.SimpleNamespace(lag=dose) for name, dose in (("all", 8), ("none", 0), ("half", 2))}
+    rows = certificates.dose_response(found, doses, beds.Bed(knob="lag"), "eval/accuracy")
+    assert [(row["arm"], row["dose"]) for row in rows] == [("none", 0.0), ("half", 2.0), ("all", 8.0)]
+    assert [row["n"] for row in rows] == [2, 2, 2]
+    assert [row["mean"] for row in rows] == doubles((0.51, 0.45, 0.31))
+    assert certificates.dose_response(found, doses, beds.Bed(), "eval/accuracy") == []
+
+
+def test_a_disease_that_costs_less_than_an_effect_of_interest_is_no_bed():
+    curve = {0: [0.1, 0.1, 0.12], 5: [0.3, 0.3, 0.32], 9: [0.5, 0.5, 0.52]}
+    found = Results({"healthy": arm([0.5, 0.5, 0.52], curve=curve), "sick": arm([0.45, 0.44, 0.47])})
+    given = found, beds.Bed(knob="lag", positive="healthy"), "healthy", "sick", "eval/accuracy"
+    for d_star, problem in ((0.05, ""), (0.06, "+0.0533 is less than d* 0.06, which no remedy can reach")):
+        problems, (one,) = certificates.examined(*given, d_star)
+        assert problems == [] and one.bounds.mean == doubles(0.16 / 3)
+        assert one.problem.partition("healthy - sick: ")[2] == problem
+
+
+def test_committed_certificates_are_of_shared_seeds_and_of_a_disease_that_matters():
+    for path in sorted((ROOT / "results" / "beds").glob("*.certificate.json")):
+        kept = json.loads(path.read_text())
+        own = [set(one["seeds"]) for name, one in kept["values"].items() if ", " not in name]
+        assert {row["n"] for row in kept["dose_response"]} == {len(set.intersection(*own))}, path
+        (healthy,) = [one for one in kept["controls"] if one["name"] == kept["healthy"]]
+        assert healthy["bounds"]["mean"] >= kept["d_star"] and kept["certified"], path
 
 
 def test_certificates_say_their_commit_or_that_nobody_knows():

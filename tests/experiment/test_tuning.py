@@ -13,12 +13,13 @@ from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import loop
 from jaxrl_llm.experiment.evidence import standard, store, tuning
+from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan, Stage
 from tests import close
 from tests.close import doubles
 from tests.experiment import tiny
-from tests.experiment.made import made_module
+from tests.experiment.made import arm, made_module
 
 ROWS = 16  # of which two are held out: they want another answer than the others
 
@@ -272,6 +273,32 @@ def test_a_rate_of_many_digits_is_the_one_that_names_its_runs(tmp_path):
     """Else its neighbours are not found, when all seeds of a record have run."""
     found = tuning.tune(_job(tmp_path, {"pairs": {}}), ["pairs"], (0.001, 0.01, 0.123456789))
     assert found["best"] == {"pairs": 0.123457} and list(found["curves"]["pairs"]) == ["0.001", "0.01", "0.123457"]
+
+
+def test_the_bed_is_examined_at_the_neighbours_too(tmp_path, monkeypatch, capsys):
+    """At the higher rate the baseline unlearns: what the method is ahead of there supports nothing."""
+    ends = {0.001: [0.4, 0.41, 0.42, 0.4], 0.01: [0.5, 0.51, 0.52, 0.5], 0.5: [0.0, 0.02, 0.0, 0.01]}
+
+    def run_arms(options, resolved, built, identities, seeds, folder, **more):
+        found = {}
+        for name, settings in resolved.items():
+            last = ends[settings.learning_rate]
+            curve = {0: [0.1, 0.11, 0.1, 0.1], 3: [0.2, 0.21, 0.22, 0.2], 6: last}
+            found[name] = arm([x + 0.1 * (name == "method") + 0.001 * k for k, x in enumerate(last)], curve=curve)
+        return Results(found)
+
+    job = _job(tmp_path, {"baseline": {}, "method": {}, "warm": {}})
+    monkeypatch.setattr(store, "run_arms", run_arms)
+    monkeypatch.setattr(store, "identities", lambda *a, **k: {})
+    monkeypatch.setattr(tuning.cli, "build_arms", lambda *a: ({}, {}))
+    tuned = {"curves": {"method": {"0.001": [], "0.01": [], "0.5": []}}, "best": {"method": 0.01, "baseline": 0.01}}
+    own = {name: dataclasses.replace(settings, learning_rate=0.01) for name, settings in job.resolved.items()}
+    found = run_arms(None, own, {}, {}, [], tmp_path)
+    lower, higher = tuning.neighbours(job, tuned, dataclasses.replace(found, d_star={"eval/accuracy": 0.02}), 0, 1)
+    assert (lower["verdict"], lower["bed"]) == ("supported here", [])
+    assert higher["verdict"] == "test bed invalid" and higher["low"] > 0
+    assert higher["bed"][0].startswith("eval/accuracy of baseline: the baseline gains -0.09")
+    assert f"(n=4, 95 % interval, d* 0.02, better in 1.00); {higher['bed'][0]}" in capsys.readouterr().out
 
 
 def _job(tmp_path, rows):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import shlex
 from types import ModuleType
@@ -95,36 +96,49 @@ def judged(word: str, arm: ArmResult, control: ArmResult, metric: str, d_star: f
 
 
 def dose_response(found: Results, resolved: dict[str, Any], bed: beds.Bed, metric: str) -> list[dict[str, Any]]:
-    """Mean and interval of every arm by its dose, the healthy one first."""
+    """Mean and interval of every arm by its dose, the healthy one first, over the seeds that all of them have.
+
+    The healthy arm has more: over these, seeds that happen to be easy would count as an effect of the dose.
+    """
     if not bed.knob:
         return []
     rows = []
-    for name, arm in found.arms.items():
-        values = np.asarray(arm.metrics[metric], np.float64)
+    common = sorted(set.intersection(*(set(arm.seeds) for arm in found.arms.values())))
+    for name in found.arms:
+        values = found.at_seeds(name, metric, common)
         seen = verdicts.bounds(values[np.isfinite(values)])
         dose = float(getattr(resolved[name], bed.knob))
         rows.append({"arm": name, "dose": dose, "mean": seen.mean, "low": seen.low, "high": seen.high, "n": seen.n})
     return sorted(rows, key=lambda row: row["dose"])
 
 
-def examined(found: Results, bed: beds.Bed, healthy: str, sick: str, metric: str) -> tuple[list[str], list[Seen]]:
+def examined(
+    found: Results, bed: beds.Bed, healthy: str, sick: str, metric: str, d_star: float
+) -> tuple[list[str], list[Seen]]:
     """What the gates say of the healthy arm, and what it does beside the sick one."""
     steps, values = found.curve(healthy, metric)
     gates = verdicts.gates(steps, values, ceiling=beds.ceiling_of(metric, bed), chance=bed.chance)
     problems = [f"{metric} of {healthy}: {x}" for x in gates]
     if healthy == sick:
         return problems, []
-    return problems, [_beside(found, healthy, sick, metric)]
+    return problems, [_beside(found, healthy, sick, metric, d_star)]
 
 
-def _beside(found: Results, healthy: str, sick: str, metric: str) -> Seen:
-    """The positive control of a bed with a knob; an arm that is both, or alone so far, has none."""
+def _beside(found: Results, healthy: str, sick: str, metric: str, d_star: float) -> Seen:
+    """The positive control of a bed with a knob; an arm that is both, or alone so far, has none.
+
+    A disease that costs less than the smallest effect of interest leaves a remedy nothing to show.
+    """
     text = f"{metric}, {healthy} - {sick}"
     if healthy == sick or sick not in found.arms:
         return Seen(healthy, text, "helps", verdicts.bounds([]), "")
     number = min(len(found.arms[x].seeds) for x in (healthy, sick))
     differences = found.values(healthy, metric)[:number] - found.values(sick, metric)[:number]
-    return controls.helps(healthy, text, differences[np.isfinite(differences)])
+    seen = controls.helps(healthy, text, differences[np.isfinite(differences)])
+    if seen.problem or not seen.bounds.mean < d_star:
+        return seen
+    less = f"control {healthy}, {text}: {seen.bounds.mean:+.3g} is less than d* {d_star:.3g}, which no remedy can reach"
+    return seen._replace(problem=less)
 
 
 def base_of(arm: ArmResult) -> dict[str, float]:
@@ -154,12 +168,13 @@ def certify(module: ModuleType, options: Any, resolved: dict[str, Any], built: d
     found: dict[str, ArmResult] = {}
     made: dict[str, ArmResult] = {}
     seen: list[Seen] = []
+    d_star = math.nan  # until the healthy arm, the first, says it
     for name in order:
         for number in (len(seeds),) if name == healthy else _looks(len(seeds)):
             own = {name: resolved[name]}
             ran = store.run_arms(options, own, built, identities, seeds[:number], folder, tail=tail)
             found |= ran.arms
-            if name not in (healthy, sick) or not _beside(Results(found), healthy, sick, metric).problem:
+            if name not in (healthy, sick) or not _beside(Results(found), healthy, sick, metric, d_star).problem:
                 break  # the first look shows it, or nothing is to be shown
         whole = Results(dict(found), (), getattr(module, "D_STAR", {}))
         if name == healthy:
@@ -171,7 +186,7 @@ def certify(module: ModuleType, options: Any, resolved: dict[str, Any], built: d
                 metric=metric, d_star=d_star, tail=tail, strict=True, positive=healthy == sick,
             )  # fmt: skip
         if {healthy, sick} <= found.keys():
-            problems, more = examined(whole, bed, healthy, sick, metric)
+            problems, more = examined(whole, bed, healthy, sick, metric, d_star)
             kept = {
                 "metric": metric, "healthy": healthy, "sick": sick, "d_star": d_star, "tail": tail, "command": command,
                 "problems": problems + [one.problem for one in (*more, *seen) if one.problem],

@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, results, sweep
-from jaxrl_llm.experiment.evidence import store
+from jaxrl_llm.experiment.evidence import beds, store
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan
@@ -282,7 +282,8 @@ def applied(job: Any, tuned: dict[str, Any]) -> Any:
 def neighbours(job: Any, tuned: dict[str, Any], found: Results, first: int, tail: int) -> list[dict[str, Any]]:
     """Whether the verdict holds where every tuned arm takes the next lower, or the next higher, rate.
 
-    An arm whose best rate is the last of the grid stays there. On the seeds of the first look of the other arms.
+    An arm whose best rate is the last of the grid stays there. On the seeds of the first look of the other arms. The
+    test bed is examined there as in a record: ``bed`` says what is wrong with it, and the verdict is that.
     """
     rates, rows = sorted(float(r) for r in next(iter(tuned["curves"].values()))), []
     chosen = list(tuned["best"])
@@ -297,8 +298,13 @@ def neighbours(job: Any, tuned: dict[str, Any], found: Results, first: int, tail
         identities = store.identities(job.module, resolved, built, tail=tail)
         seeds = list(range(first, first + number))
         ran = store.run_arms(job.options, resolved, built, identities, seeds, job.folder, tail=tail)
-        part = job.module.claim(Results(found.arms | ran.arms, (), found.d_star)).primary
-        rows.append({"side": side, "rates": own, "verdict": part.verdict, "mean": part.mean, "low": part.low,
-                     "high": part.high, "n": part.n})  # fmt: skip
-        print(f"at the next {side} rates {own}: {part.verdict}; {part}", flush=True)
+        claim = beds.judge(job.module, Results(found.arms | ran.arms, (), found.d_star), smoke=False)
+        part = claim.primary
+        if part is None:  # as the record itself: the data have not what the claim is about
+            print(f"at the next {side} rates {own}: {claim.statement}", flush=True)
+            continue
+        rows.append({"side": side, "rates": own, "verdict": claim.verdict, "mean": part.mean, "low": part.low,
+                     "high": part.high, "n": part.n, "bed": list(claim.bed)})  # fmt: skip
+        wrong = "".join(f"; {problem}" for problem in claim.bed)
+        print(f"at the next {side} rates {own}: {claim.verdict}; {part}{wrong}", flush=True)
     return results.plain(rows)
