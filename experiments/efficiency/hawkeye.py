@@ -23,7 +23,6 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 from jaxtyping import Array
 
 from experiments.efficiency.parts import two_model_relay
@@ -94,13 +93,10 @@ def build(settings: Settings) -> experiment.Plan:
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """The penalty cuts the reasoning to 40 % at 95 % of the accuracy, and the first 35 % are worth more than of any."""
-    values = {arm: results.values(arm, "eval/accuracy") for arm in ("full", "hawkeye")}
-    loss = 0.05 * float(np.mean(values["full"]))
-    length = 0.6 * float(np.mean(results.values("full", "eval/share")))
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.smaller(results, "eval/share", "hawkeye", "full", by=length),
-        experiment.greater(results, "eval/accuracy", "hawkeye", "full", by=-loss),
+        experiment.smaller_than_share(results, "eval/share", "hawkeye", "full", share=0.4),
+        experiment.greater_than_share(results, "eval/accuracy", "hawkeye", "full", share=0.95),
         experiment.greater(results, "eval/cut", "hawkeye", "full"),
         experiment.smaller(results, "eval/cost", "hawkeye", "full"),
     )

@@ -12,7 +12,8 @@ Equations: theta_0 the quick model, delta = slow - theta_0. ta: theta_0 + alpha 
 Left out:  models with separate pre-training; Sens-Merging is a reconstruction; settings are the paper's for 1.5B
            (LoRE's penalty and Twin's rank, which it does not give, are 0.1 and 4).
 Expect:    ta, chosen beforehand: eval/tokens at least 40 % below slow at eval/accuracy no more than 0.01 below; ta and
-           ties > average, and dare_ties < ties, in eval/accuracy. Work written once is 50 % below slow.
+           ties > average, and dare_ties < ties, in eval/accuracy. Work written once is 50 % below slow. The registered
+           margin is 0.4 times the mean length of slow over the judged seeds, without an error of its own.
 Measure:   held-out chains of 2 and 3 operations; quick writes its work once, slow twice (both trained in every arm, 8
            seeds); eval/reflection: responses that begin the work again.
 Run:       python -m experiments.efficiency.l2s_merging

@@ -10,7 +10,8 @@ Equations: r = 1[right answer inside the first L tokens], 0 for a response that 
 Left out:  the sentence that tells the limit (the base model follows no instructions), embedded the KL of weight 0.001,
            the choice of the best checkpoint of a round (the last one goes on).
 Expect:    eval/tokens iterative < 0.6 start at eval/accuracy no more than 0.02 below unlimited; eval/accuracy iterative
-           > direct; iterative above unlimited in eval/cut_accuracy.
+           > direct; iterative above unlimited in eval/cut_accuracy. The registered margin is 0.4 times the mean length
+           of unlimited over the judged seeds, without an error of its own.
 Measure:   held-out chains of 2 and 3 operations, always with the full 48 tokens; the base model is first taught to
            write its work twice (the long reasoner); 8 seeds, equal rollouts in every arm, tokens in the table.
 Run:       python -m experiments.efficiency.thinkprune

@@ -11,9 +11,11 @@ from jaxrl_llm.experiment.claims import (
     exceeds_own,
     gains_more,
     greater,
+    greater_than_share,
     grows_more,
     keeps,
     smaller,
+    smaller_than_share,
     steadier,
 )
 from jaxrl_llm.experiment.cli import main
@@ -24,5 +26,6 @@ from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
     "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "Times", "above", "at", "below", "close",
-    "conclude", "exceeds_own", "gains_more", "greater", "grows_more", "keeps", "main", "smaller", "steadier", "up_to",
+    "conclude", "exceeds_own", "gains_more", "greater", "greater_than_share", "grows_more", "keeps", "main", "smaller",
+    "smaller_than_share", "steadier", "up_to",
 ]  # fmt: skip

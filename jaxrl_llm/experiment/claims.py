@@ -29,8 +29,9 @@ class Part(NamedTuple):
     """One comparison over paired seeds, and what a verdict on it needs.
 
     ``values`` are the differences of the seeds as the text names them; ``sign`` turns them in the paper's direction,
-    ``by`` is the margin beyond which the paper puts them. ``kind`` is ``difference``, ``level`` (one arm against a
-    number) or ``same`` (no difference beyond ``by``).
+    ``by`` is the margin beyond which the paper puts them. ``kind`` is ``difference``, ``share`` (from a share of what
+    the rival has: near zero it is the threshold that is met, and not an effect that is missing), ``level`` (one arm
+    against a number) or ``same`` (no difference beyond ``by``).
     """
 
     text: str
@@ -46,6 +47,7 @@ class Part(NamedTuple):
     diverged: int = 0
     planned: int = 0  # seeds that ran, also those without a value
     short: int = 0  # runs of both arms that end before the budget at which they are compared
+    idle: int = 0  # runs of an arm that makes no updates, which cannot spend it
     along: Along | None = None  # where on their curves they are compared; None: at a step, or at the end
     fallen: bool = False  # the rival ends worse than it began: what is ahead of it need not be good
 
@@ -73,8 +75,9 @@ class Judged(NamedTuple):
     short: int = 0  # runs of both arms that end before the budget of the text, and count with their last value
     budget: str = ""  # the curve along which the arms are compared, up to ``spent``; empty: at a step, or at the end
     spent: float = math.nan
-    fallen: bool = False  # the rival of a secondary part ends worse than it began
+    fallen: bool = False  # the rival ends worse than it began, and no gate of the bed says so
     undefined: int = 0  # seeds that ran, and are not among the ``n``, as one of the two arms has no value there
+    idle: int = 0  # runs of an arm that makes no updates: it spends nothing, and is not among those that end before
 
     def __str__(self) -> str:
         interval = f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
@@ -82,7 +85,8 @@ class Judged(NamedTuple):
         d_star = "" if math.isnan(self.d_star) else f", {'below ' * self.small}d* {self.d_star:.3g}"
         failed = f", {self.diverged} diverged" if self.diverged else ""
         failed += f", {self.undefined} without a value" if self.undefined else ""
-        ends = f", {self.short} of {2 * self.n} runs end before that, at their last value" if self.short else ""
+        runs = 2 * self.n - self.idle
+        ends = f", {self.short} of {runs} runs end before that, at their last value" if self.short else ""
         fell = f", {self.than} {'below' if self.sign > 0 else 'above'} its start" if self.fallen else ""
         better = f"better in {self.improvement:.2f}"
         return f"{self.text}: {interval} (n={self.n}, {cover}{d_star}, {better}{failed}{ends}{fell})"
@@ -120,14 +124,36 @@ def rule(results: Results, metric: str, baseline: str) -> float:
     """The smallest effect of interest: what was fixed for this metric, else 25 % of what the baseline gains."""
     if metric in results.d_star:
         return results.d_star[metric]
-    share = _is_share(results, metric)
-    curve = results.arms[baseline].curves.get(metric) if baseline in results.arms else None
-    gain = 0.0
-    if curve is not None and len(curve["step"]) > 1:
-        values = np.asarray(curve["values"], float)
-        gain = float(np.nanmean(values[:, -1]) - np.nanmean(values[:, 0]))
-    found = verdicts.smallest_effect(gain if math.isfinite(gain) else 0.0, share)
+    found = verdicts.smallest_effect(_gain(results, metric, baseline), _is_share(results, metric))
     return found if found > 0 else math.nan
+
+
+def _gain(results: Results, metric: str, baseline: str) -> float:
+    """What an arm gains from its start to its end; 0 where no curve says it."""
+    curve = results.arms[baseline].curves.get(metric) if baseline in results.arms else None
+    if curve is None or len(curve["step"]) < 2:
+        return 0.0
+    values = np.asarray(curve["values"], float)
+    gain = float(np.nanmean(values[:, -1]) - np.nanmean(values[:, 0]))
+    return gain if math.isfinite(gain) else 0.0
+
+
+def of_a_loss(results: Results, primary: Judged, baseline: str) -> str:
+    """What is wrong with the smallest effect by rule: it is a quarter of what the baseline loses. Or nothing.
+
+    It loses where it goes against the paper's direction. Nothing of a loss so small that the least of a share is more,
+    nor of a claim that is no difference of two arms.
+    """
+    gain = _gain(results, primary.metric, baseline)
+    if primary.kind != "difference" or primary.than in ("", primary.arm) or primary.sign * gain >= 0:
+        return ""
+    if rule(results, primary.metric, baseline) <= verdicts.smallest_effect(0.0, _is_share(results, primary.metric)):
+        return ""
+    way = "falls" if gain < 0 else "rises"
+    return (
+        f"{primary.metric} of {baseline} {way} by {abs(gain):.3g}, away from what is claimed, and a quarter of a loss "
+        "is no smallest effect of interest: state D_STAR in the file"
+    )
 
 
 def _worst(metric: str, sign: int, *values: np.ndarray) -> tuple[float, float]:
@@ -177,7 +203,9 @@ def _made(results: Results, text: str, metric: str, arm: str, than: str, differe
     return Part(text, metric, arm, than, tuple(differences[fine].tolist()), d_star=d_star, looks=results.looks, **more)
 
 
-def _difference(results: Results, metric: str, arm: str, other: str, step, text: str, **more) -> Part:
+def _difference(
+    results: Results, metric: str, arm: str, other: str, step, text: str, *, share: float = 1.0, **more
+) -> Part:
     both = step if isinstance(step, tuple) else (step, step)
     steps = [s if s is None or isinstance(s, Along) else int(s) for s in both]
     sign = more.get("sign", 1)
@@ -186,8 +214,10 @@ def _difference(results: Results, metric: str, arm: str, other: str, step, text:
     ends = sum(results.short(name, at, seeds) for name, at in zip((arm, other), steps, strict=True))
     more |= {"diverged": diverged, "planned": planned, "short": ends}
     more["along"] = step if isinstance(step, Along) else None
-    more["fallen"] = arm != other and "kind" not in more and _fallen(results, metric, other, seeds, right, sign)
-    return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - right, **more)
+    more["idle"] = sum(len(seeds) for name in (arm, other) if more["along"] and not results.arms[name].updates)
+    one_way = more.get("kind", "share") == "share"  # what is ahead of a rival that fell need not be good
+    more["fallen"] = arm != other and one_way and _fallen(results, metric, other, seeds, right, sign)
+    return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - share * right, **more)
 
 
 def _fallen(results: Results, metric: str, arm: str, seeds: list[int], ends: np.ndarray, sign: int) -> bool:
@@ -222,6 +252,22 @@ def greater(results: Results, metric: str, arm: str, than: str, *, by: float = 0
 def smaller(results: Results, metric: str, arm: str, than: str, *, by: float = 0.0, step=None) -> Part:
     """``metric`` of ``arm`` is below that of ``than`` by more than ``by``; otherwise as ``greater``."""
     return _difference(results, metric, arm, than, step, f"{arm} - {than} < {0 - by:g}", by=by, sign=-1)
+
+
+def greater_than_share(results: Results, metric: str, arm: str, than: str, *, share: float, step=None) -> Part:
+    """``metric`` of ``arm`` exceeds a share of what ``than`` has, seed by seed; ``step`` as in ``greater``.
+
+    A margin that is a share of the rival's mean (``by=0.4 * mean``) is a number without an error, and another one for
+    every further seed: of ``arm - share * than`` the interval holds both.
+    """
+    more = {"share": share, "kind": "share"}
+    return _difference(results, metric, arm, than, step, f"{arm} - {share:g} of {than} > 0", **more)
+
+
+def smaller_than_share(results: Results, metric: str, arm: str, than: str, *, share: float, step=None) -> Part:
+    """``metric`` of ``arm`` is below a share of what ``than`` has; otherwise as ``greater_than_share``."""
+    more = {"share": share, "kind": "share", "sign": -1}
+    return _difference(results, metric, arm, than, step, f"{arm} - {share:g} of {than} < 0", **more)
 
 
 def close(results: Results, metric: str, arm: str, to: str, *, within: float, step=None) -> Part:
@@ -336,7 +382,7 @@ def judge(part: Part, level: float, *, rejected: bool = True) -> Judged:
         part.text, part.metric, part.arm, part.than, verdict, found.mean, found.low, found.high, found.n, found.level,
         d_star, part.sign, part.by, part.kind, share, part.diverged, bool(small),
         part.short, part.along.budget if part.along else "", part.along.level if part.along else math.nan,
-        part.fallen, max(part.planned - found.n, 0),
+        part.fallen, max(part.planned - found.n, 0), part.idle,
     )  # fmt: skip
 
 
@@ -356,7 +402,7 @@ def conclude(statement: str, primary: Part, *secondary: Part) -> Claim:
     if primary.kind == "difference" and primary.by < 0:
         raise ValueError(f"primary part {primary.text!r}: 'not worse by' is no headline; test better as better (by=0)")
     level = verdicts.level_at(primary.planned, primary.looks)
-    first = judge(primary._replace(fallen=False), level)  # that the baseline falls is the bed's to say
+    first = judge(primary, level)
     return Claim(statement, first.verdict, first, corrected(secondary, level))
 
 
@@ -369,6 +415,16 @@ def corrected(parts: Sequence[Part], level: float = verdicts.ALPHA) -> tuple[Jud
 def open_claim(statement: str) -> Claim:
     """What is said when there is nothing to judge: arms are missing, or it was a smoke run."""
     return Claim(statement, verdicts.NOT_JUDGED)
+
+
+def gated(claim: Claim, metric: str, arm: str) -> Claim:
+    """The claim on a bed of which this metric of this arm is held against the gates.
+
+    Where that is the rival of the primary part in the claimed metric, whether it falls is theirs to say.
+    """
+    if claim.primary is None or (metric, arm) != (claim.primary.metric, claim.primary.than):
+        return claim
+    return claim._replace(primary=claim.primary._replace(fallen=False))
 
 
 def on_bed(claim: Claim, problems: Sequence[str]) -> Claim:

@@ -70,8 +70,11 @@ class Results:
         return np.asarray([every[where.index(seed)] for seed in seeds], np.float64)
 
     def short(self, arm: str, step: int | Along | None, seeds: list[int]) -> int:
-        """How many of these runs end before the budget is spent, and count with their last value there."""
-        if not isinstance(step, Along):
+        """How many of these runs end before the budget is spent, and count with their last value there.
+
+        None of an arm that makes no updates: it has nothing to spend it with.
+        """
+        if not isinstance(step, Along) or not self.arms[arm].updates:
             return 0
         where = [self.arms[arm].seeds.index(seed) for seed in seeds]
         return short(self.curve(arm, step.budget)[1][where], step.level)

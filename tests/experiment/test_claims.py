@@ -3,10 +3,12 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from jaxrl_llm.experiment import Results, at, claims, close, conclude, gains_more, greater, smaller, steadier, up_to
-from jaxrl_llm.experiment.evidence import along, beds, verdicts
+from jaxrl_llm.experiment.evidence import along, beds, records, verdicts
+from tests import close as near_to
 from tests.close import doubles
 from tests.experiment.made import arm, made_module, results
 
@@ -368,13 +370,60 @@ def test_a_rival_that_falls_below_its_start_is_named():
     found = Results({"method": arm([0.7, 0.71, 0.73]), "base": falls(0.6, 0.62, 0.6), "low": falls(0.1, 0.12, 0.1),
                      "mixed": falls(0.1, 0.6, 0.55)})  # fmt: skip
     parts = [greater(found, "eval/accuracy", "method", name) for name in ("base", "low", "mixed")]
-    claim = conclude("better", parts[1], *parts)
-    assert [part.fallen for part in claim.parts] == [False, False, True, False]
+    claim = beds.examined(found, conclude("better", parts[1], *parts))
+    assert [part.fallen for part in claim.parts] == [False, False, True, False], "of the primary one the gates say it"
+    assert claim.bed[0].startswith("eval/accuracy of low: the baseline gains -0.40")
     assert str(claim.secondary[1]).endswith("better in 1.00, low below its start)")
     assert "its start" not in str(claim.primary) + str(claim.secondary[0]) + str(claim.secondary[2])
     less = conclude("less", parts[0], smaller(found, "eval/accuracy", "low", "base"))
     assert str(less.secondary[0]).endswith("better in 1.00, base above its start)")
-    assert claim.verdict == conclude("better", parts[1]).verdict == "supported here"
+    assert claim.primary.verdict == conclude("better", parts[1]).verdict == "supported here"
+    assert conclude("better", parts[1]).primary.fallen, "nobody looked at the bed"
+
+
+def test_of_the_primary_part_it_is_said_where_the_gates_look_elsewhere():
+    """Accuracy rises, and pass@16, of which the claim is, falls in both arms."""
+
+    def both(*many):
+        made = arm([0.5, 0.51, 0.52], curve={0: [0.1, 0.12, 0.11], 5: [0.2, 0.22, 0.2], 9: [0.5, 0.51, 0.52]})
+        rows = [[0.8, 0.7, end] for end in many]
+        made.curves["eval/pass@16"] = {"step": [0, 5, 9], "values": rows}
+        made.metrics["eval/pass@16"] = list(many)
+        return made
+
+    found = Results({"method": both(0.7, 0.71, 0.72), "base": both(0.6, 0.61, 0.6)})
+    claim = conclude("more", greater(found, "eval/pass@16", "method", "base"))
+    gated = beds.examined(found, claim, beds.Bed(metric="eval/accuracy"))
+    assert gated.verdict == "supported here" and gated.bed == () and gated.primary.fallen
+    assert str(gated.primary).endswith("better in 1.00, base below its start)")
+    own = beds.examined(found, claim, beds.Bed(metric="eval/pass@16"))
+    assert own.verdict == "test bed invalid" and not own.primary.fallen
+    other = beds.examined(found, claim, beds.Bed(metric="eval/pass@16", baseline="method"))
+    assert other.primary.fallen, "the gates look at another arm"
+
+
+@pytest.mark.parametrize(
+    ("still", "ends", "said", "short"),
+    [
+        ("base", (0.6, 0.7), "", "1 of 3 runs end before that"),  # it has nothing to spend the budget with
+        ("base", (0.6, 0.6), "", "1 of 3 runs end before that"),
+        ("", (0.6, 0.7), "3 of 3 runs of base", "4 of 6 runs end before that"),
+    ],
+)
+def test_an_arm_without_updates_ends_before_no_budget(still, ends, said, short):
+    def one(name, end, *spent):
+        made = arm([end, end + 0.01, end + 0.02], curve={0: [0.1, 0.12, 0.11], 9: [end, end + 0.01, end + 0.02]})
+        made.curves["eval/kl"] = {"step": [0, 9], "values": [[0.0, kl] for kl in spent]}
+        return dataclasses.replace(made, updates=0 if name == still else 4)
+
+    found = Results({"base": one("base", ends[0], 0.0, 0.0, 0.0), "method": one("method", ends[1], 4.0, 4.0, 3.9)})
+    part = greater(found, "eval/accuracy", "method", "base", step=along.at("eval/kl", 4.0))
+    problems = beds.never_there(found, judged(part))
+    assert [problem.partition(" end before eval/kl 4")[0] for problem in problems] == ([said] if said else [])
+    assert f", {short}, at their last value)" in str(judged(part))
+    kept = records.plain_claim(conclude("better", part))
+    assert kept["primary"].get("idle") == (3 if still else None)
+    assert str(records.read_claim({"claim": kept}).primary) == str(conclude("better", part).primary)
 
 
 @pytest.mark.parametrize(("begins", "said"), [(4, ""), (5, "in 1 of 3 runs"), (9, "in 2 of 3 runs")])
@@ -461,6 +510,33 @@ def test_parts_at_a_budget_and_along_it():
     assert greater(both, "eval/gold", "method", "base", step=at("eval/kl", 0.0)).values == (0.0, 0.0)
     with pytest.raises(KeyError):
         greater(both, "eval/gold", "method", "base", step=at("eval/other", 3.0))
+
+
+def test_a_part_against_a_share_of_the_other():
+    """Seed by seed in float64: the share of the mean would be the same margin for all seeds, and without an error."""
+    base, method = [10.0, 20.0, 14.0, 31.0], [3.0, 9.0, 5.0, 12.5]
+    both = Results({name: arm(x, metric="eval/tokens") for name, x in (("base", base), ("method", method))})
+    part = claims.smaller_than_share(both, "eval/tokens", "method", "base", share=0.6)
+    wanted = [np.float64(m) - np.float64(0.6) * np.float64(b) for m, b in zip(method, base, strict=True)]
+    assert part.values == doubles(wanted) and part.values == doubles((-3.0, -3.0, -3.4, -6.1))
+    assert part.text == "eval/tokens, method - 0.6 of base < 0"
+    assert (part.sign, part.by, part.kind) == (-1, 0.0, "share")
+    # mean -3.875, sd 1.495271, t(3) = 3.182446, half width 2.379309
+    found = judged(part)
+    assert found.verdict == "supported here" and not found.small and found.improvement == 1.0
+    near_to.assert_printed((found.mean, found.low, found.high), (-3.875, -6.254309, -1.495691), 6)
+    by_mean = judged(smaller(both, "eval/tokens", "method", "base", by=0.4 * float(np.mean(base))))
+    assert by_mean.verdict == "undecided", "half as long in every seed, and the seeds differ in length"
+    half = judged(claims.smaller_than_share(both, "eval/tokens", "method", "base", share=0.1))
+    assert half.verdict == "contradicted"
+    # at the threshold: undecided, though within d* of zero, as the method is far from the base
+    near = dataclasses.replace(both, d_star={"eval/tokens": 9.0})
+    assert judged(claims.smaller_than_share(near, "eval/tokens", "method", "base", share=0.4)).verdict == "undecided"
+    more = claims.greater_than_share(both, "eval/tokens", "base", "method", share=2.0, step=None)
+    assert more.values == doubles((4.0, 2.0, 4.0, 6.0)) and more.text.endswith("base - 2 of method > 0")
+    grows = arm([31.0, 32.0, 33.0], metric="eval/tokens", curve={0: [10.0, 11.0, 10.0], 9: [31.0, 32.0, 33.0]})
+    fell = Results({"base": grows, "method": arm([3.0, 4.0, 3.0], metric="eval/tokens")})
+    assert claims.smaller_than_share(fell, "eval/tokens", "method", "base", share=0.6).fallen
 
 
 def test_a_spread_is_a_part():

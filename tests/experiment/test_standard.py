@@ -294,9 +294,9 @@ def test_a_record_of_the_old_instrument_counts_as_a_try():
     assert provenance.first_seed({"instrument": {"registered": "b", "tries": 2}}, "a") == (300, 3)
 
 
-def piloted(monkeypatch, tmp_path, module, judge):
+def piloted(monkeypatch, tmp_path, module, judge, curve=None):
     """A pilot of made-up seeds: problems, and the arms that it trained."""
-    curve = {0: [0.2, 0.2], 1: [0.3, 0.3], 2: [0.5, 0.5]}
+    curve = curve or {0: [0.2, 0.2], 1: [0.3, 0.3], 2: [0.5, 0.5]}
     trained = {}
 
     def run_arms(options, resolved, built, identities, seeds, folder, **more):
@@ -339,6 +339,37 @@ def test_a_pilot_of_a_claim_of_no_difference_asks_for_its_margin(place, tmp_path
     assert piloted(monkeypatch, tmp_path, alike(0.03), [])[0]["problems"] == []
     (problem,) = piloted(monkeypatch, tmp_path, alike(0.002), [])[0]["problems"]
     assert "8 seeds give an interval of" in problem and "wider than the margin 0.002" in problem
+
+
+def test_a_quarter_of_a_loss_is_no_smallest_effect_of_interest(place, tmp_path, monkeypatch):
+    """A new record must state its own; a committed one keeps that with which it was registered."""
+
+    def falls(ends, **more):
+        module = made_module(claim=lambda found: experiment.conclude("", part(found)))
+        monkeypatch.setattr(module, "D_STAR", more.get("stated", {}), raising=False)
+        problems = piloted(monkeypatch, tmp_path, module, [], curve={0: [0.8, 0.8], 1: ends, 2: ends})[0]["problems"]
+        return [problem for problem in problems if "D_STAR" in problem]
+
+    def part(found):
+        return compared(found, "eval/accuracy", "method", "baseline")
+
+    compared = experiment.greater
+    said = (
+        "eval/accuracy of baseline falls by 0.4, away from what is claimed, and a quarter of a loss is no smallest "
+        "effect of interest: state D_STAR in the file"
+    )
+    assert falls([0.4, 0.4]) == [said] and falls([0.4, 0.4], stated={"eval/accuracy": 0.05}) == []
+    assert falls([0.78, 0.78]) == [], "a quarter of that is less than the least of a share"
+    assert falls([0.9, 0.9]) == []
+    compared = experiment.smaller
+    assert falls([0.4, 0.4]) == [] and "rises by 0.19" in falls([0.99, 0.99])[0]
+    compared = partial(experiment.close, within=0.1)
+    assert falls([0.4, 0.4]) == [], "the margin of the claim decides"
+    compared, kept = experiment.greater, {"arms": {}, "instrument": {"registered": "a"}}
+    place.parent.mkdir(parents=True)
+    for d_star, problems in ((0.1, []), (0.09, [said])):
+        place.write_text(json.dumps(kept | {"d_star": {"eval/accuracy": d_star}}))
+        assert falls([0.4, 0.4]) == problems
 
 
 def test_a_run_that_was_seen_and_not_kept_counts_as_a_try(tmp_path):

@@ -148,7 +148,8 @@ def never_there(results: Results, primary: Judged) -> list[str]:
     """The arms of a decided comparison at a budget of which more than half of the runs end before it.
 
     They count with their last value there, a shorter way from the start than the others went. An arm that is ahead all
-    the same is ahead; one that is behind, or level, might not be where the others are.
+    the same is ahead; one that is behind, or level, might not be where the others are. An arm that makes no updates has
+    no way to go: where it begins is where it belongs.
     """
     ahead = {verdicts.SUPPORTED_HERE: primary.arm, verdicts.CONTRADICTED: primary.than}
     if not primary.budget or primary.verdict not in (*ahead, verdicts.NO_EFFECT):
@@ -156,6 +157,8 @@ def never_there(results: Results, primary: Judged) -> list[str]:
     found = []
     for arm in dict.fromkeys(name for name in (primary.arm, primary.than) if name):
         if arm == ahead.get(primary.verdict) or primary.budget not in results.arms[arm].curves:
+            continue
+        if not results.arms[arm].updates:
             continue
         spent = results.curve(arm, primary.budget)[1]
         ends = along.short(spent, primary.spent)
@@ -184,7 +187,12 @@ def _controls(results: Results, metric: str, baseline: str, bed: Bed) -> list[st
 
 
 def examined(results: Results, claim: Claim, bed: Bed | None = None) -> Claim:
-    """The claim with its test bed looked at first."""
+    """The claim with its test bed looked at first.
+
+    The gates look at one metric of one arm; that the rival of the primary part falls in another stays said there.
+    """
+    if claim.primary is not None:
+        claim = claims.gated(claim, *learned_metric(results, claim.primary, Bed() if bed is None else bed))
     return on_bed(claim, problems(results, claim, bed))
 
 

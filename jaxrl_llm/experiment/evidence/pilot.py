@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from jaxrl_llm.experiment import arms, loop, results
-from jaxrl_llm.experiment.claims import Claim, rule
+from jaxrl_llm.experiment.claims import Claim, of_a_loss, rule
 from jaxrl_llm.experiment.evidence import along, beds, controls, provenance, records, store, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import online
@@ -141,7 +141,7 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
     if found is not None and not records.reason_withdrawn(path, record):
         if part := _as_claimed(module, primary, found):
             factor = float(special.stdtrit(part.n - 1, 1 - part.level / 2))
-            effect = part.sign * part.mean - part.by if part.kind == "difference" else math.nan
+            effect = part.sign * part.mean - part.by if part.kind in ("difference", "share") else math.nan
             return (part.high - part.low) / 2 / factor * math.sqrt(part.n), effect, "the committed record"
         if {primary.arm, primary.than} - {""} <= set(found.arms) and primary.metric in found.arms[primary.arm].metrics:
             values = _differences(found, primary)
@@ -168,6 +168,13 @@ def half_width(noise: float, seeds: int, looks: tuple[int, ...] = verdicts.LOOKS
     """
     level = verdicts.level_at(seeds, looks)
     return float(special.stdtrit(seeds - 1, 1 - level / 2)) * noise / math.sqrt(seeds)
+
+
+def _registered_with(module: ModuleType, metric: str, d_star: float) -> bool:
+    """Whether the committed record has this smallest effect of interest: what was fixed before its seeds stays."""
+    path = arms.record_path(module)
+    record = results.read(path)[0] if path.is_file() else {}
+    return not records.is_old(record) and record["d_star"].get(metric) == results.plain(d_star)
 
 
 def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], claim: Claim,
@@ -221,6 +228,8 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
     problems += beds.judges_at_chance(ran, bed) + beds.read_too_early(ran, claim.primary, bed)
     stated = getattr(module, "D_STAR", {}).get(claim.primary.metric)
     d_star = stated if stated is not None else rule(ran, claim.primary.metric, baseline)
+    if stated is None and not _registered_with(module, claim.primary.metric, d_star):
+        problems += [said for said in (of_a_loss(ran, claim.primary, baseline),) if said]
     noise, seen, source = paired_noise(module, claim.primary, ran)
     widths = {n: half_width(noise, n) for n in verdicts.LOOKS}
     found |= {"d_star": d_star, "noise": noise, "noise_from": source, "half_widths": widths,

@@ -18,12 +18,16 @@ OLD = "old instrument"
 
 
 def plain_claim(claim: Claim) -> dict[str, Any]:
-    """A claim as JSON."""
+    """A claim as JSON; runs that make no updates are named where there are any, as most records are older than that."""
+
+    def fields(part: Judged) -> dict[str, Any]:
+        return {name: value for name, value in part._asdict().items() if name != "idle" or value}
+
     return results.plain({
         "statement": claim.statement,
         "verdict": claim.verdict,
-        "primary": None if claim.primary is None else claim.primary._asdict(),
-        "secondary": [part._asdict() for part in claim.secondary],
+        "primary": None if claim.primary is None else fields(claim.primary),
+        "secondary": [fields(part) for part in claim.secondary],
         "bed": list(claim.bed),
     })  # fmt: skip
 
