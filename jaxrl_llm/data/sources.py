@@ -31,9 +31,13 @@ class Malformed(NamedTuple):
 _HALF = re.compile(r"[\ud800-\udfff]")
 
 
-def _half(columns: Any) -> str:
-    """The first code of half a character in the texts of a row, at any depth: JSON can name one, UTF-8 has none."""
-    left = [columns]
+def half(read: Any) -> str:
+    r"""A code of half a character in the texts of what JSON held, at any depth: JSON can name one, UTF-8 has none.
+
+    >>> half({"a": ["b\ud800"]}), half({"a": "b"})
+    ('\\ud800', '')
+    """
+    left = [read]
     while left:
         value = left.pop()
         if isinstance(value, str):
@@ -49,8 +53,8 @@ def _half(columns: Any) -> str:
 def _object(where: str, columns: Any) -> Row | Malformed:
     if not isinstance(columns, dict):
         return Malformed(where, f"a {type(columns).__name__}, not an object")
-    if half := _half(columns):
-        return Malformed(where, f"not UTF-8 ({half} is half of a character); write the whole one or drop the row")
+    if torn := half(columns):
+        return Malformed(where, f"not UTF-8 ({torn} is half of a character); write the whole one or drop the row")
     return Row(where, columns)
 
 

@@ -136,6 +136,7 @@ def test_a_talk_is_answered_as_by_chat(client, address, tmp_path):
         ({"messages": TALK, "seed": -1}, "seed=-1 is no whole number"),
         ({"messages": TALK, "stop": [""]}, "stop must be a text"),
         ({"messages": []}, "messages must be a list"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, r"\ud800 is half of a character, which no tokenizer"),
         ({"messages": [{"content": "x"}]}, "message 0 has no role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "images and sounds are not read"),
         ({"messages": TALK, "chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),

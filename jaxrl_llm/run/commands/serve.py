@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.data import sources
 from jaxrl_llm.data.chat import encode_chat, encode_prompt
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import hub
@@ -130,6 +131,8 @@ def read(body: Any, path: str, model: parts.Model, settings: Settings) -> Asked:
     """
     if not isinstance(body, dict):
         raise Refused("the request must be a JSON object")
+    if torn := sources.half(body):
+        raise Refused(f"{torn} is half of a character, which no tokenizer reads; send the whole one")
     for name, value in body.items():
         if name not in SERVED and not any(type(value) is type(x) and value == x for x in NEUTRAL):
             raise Refused(f"{name}={value!r:.80} is not served; leave it out")
