@@ -44,11 +44,22 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
         "first_seed": 100,
         "tries": 1,
         "withheld": ["-0.1, 8 seeds"],
-        "neighbours": [{"side": "lower", "rates": {"igpo": 3e-4, "grpo": 1e-3}, "verdict": "undecided", **bounds}],
+        "neighbours": [
+            {"side": "lower", "rates": {"igpo": 3e-4, "grpo": 1e-3}, "verdict": "undecided", **bounds},
+            {
+                "side": "higher",
+                "rates": {"igpo": 1e-3, "grpo": 3e-3},
+                "verdict": "test bed invalid",
+                **bounds,
+                "bed": ["eval/success of grpo: the baseline gains nothing"],
+            },
+        ],  # fmt: skip
         "controls": [{"name": "scrambled", "text": "eval/success, end - start", "bounds": bounds}],
     }
     text = "\n".join(pages._judged(record, "figure.png"))
-    assert "- at the next lower rates (igpo 0.0003, grpo 0.001): undecided, -0.01 [-0.03, +0.01] (n=8)" in text
+    assert "- at the next lower rates (igpo 0.0003, grpo 0.001): undecided, -0.01 [-0.03, +0.01] (n=8)\n" in text
+    assert "- at the next higher rates (igpo 0.001, grpo 0.003): test bed invalid, -0.01 [-0.03, +0.01] (n=8); " in text
+    assert "(n=8); eval/success of grpo: the baseline gains nothing" in text
     assert "- control scrambled, eval/success, end - start: -0.01 [-0.03, +0.01] (n=8)" in text
     assert "- seen before and not kept: -0.1, 8 seeds" in text
     assert "before the first seed (100), committed in `0123456789ab`; earlier records of this file: 1;" in text

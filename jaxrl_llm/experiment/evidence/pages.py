@@ -91,7 +91,8 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
     for near in proof.get("neighbours") or ():
         rates = ", ".join(f"{arm} {rate:g}" for arm, rate in near["rates"].items())
         lines.append(f"- at the next {near['side']} rates ({rates}): {near['verdict']}, {near['mean']:+.4g} "
-                     f"[{near['low']:+.4g}, {near['high']:+.4g}] (n={near['n']})")  # fmt: skip
+                     f"[{near['low']:+.4g}, {near['high']:+.4g}] (n={near['n']})"
+                     + "".join(f"; {problem}" for problem in near.get("bed") or ()))  # fmt: skip
     for one in proof.get("controls") or ():
         seen = one["bounds"]
         lines.append(f"- control {one['name']}, {one['text']}: {seen['mean']:+.4g} [{seen['low']:+.4g}, "
