@@ -13,7 +13,7 @@ Left out:  AIME-size problems, the MMLU transfer study, the optimiser of the fir
 Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
 Measure:   held-out chains of 2 to 4 operations; the base model has learned from chains of 2 to write its work twice, so
            that there is something to cut and accuracy to gain; the few problems are solved in some of 8 samples by such
-           a model; equal rollouts in every arm.
+           a model; equal rollouts in every arm. A constant answer is right for 0.16, ceiling 1.
 Run:       python -m experiments.efficiency.concise_rl
 """
 
@@ -90,6 +90,7 @@ ARMS = {
     "critic": {"values": "critic"},
 }
 SAMPLES = 8  # that say whether a problem is solvable
+BED = experiment.Bed(chance=0.16)
 METRICS = ("eval/accuracy", "eval/tokens", "eval/right_tokens", "eval/wrong_tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "group/degenerate_fraction")
 

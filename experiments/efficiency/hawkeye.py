@@ -15,7 +15,8 @@ Expect:    hawkeye against full: eval/accuracy at least 0.95 times, eval/share a
            eval/cut higher: reasoning that was trained to be short against a long one that is cut off there.
 Measure:   held-out chains of 2 and 3 operations; the large model (tiny, 1.0 million parameters; nano, which answers,
            has 0.15) is first taught to write its work thrice (share 1,
-           once is a third); 8 seeds, equal rollouts in every arm; eval/cost: 10 for its tokens, 1 for the other's.
+           once is a third); 8 seeds, equal rollouts in every arm; eval/cost: 10 for its tokens, 1 for the other's. A
+           constant answer is right for 0.16, ceiling 1.
 Run:       python -m experiments.efficiency.hawkeye
 """
 
@@ -68,6 +69,7 @@ ARMS = {
     "mild": {"weight": 0.3},
 }
 METHOD = "hawkeye"
+BED = experiment.Bed(chance=0.16)
 METRICS = ("eval/accuracy", "eval/share", "eval/cut", "eval/tokens", "eval/alone", "eval/cost")
 CURVES = ("eval/accuracy", "eval/share", "eval/cost", "reward/mean", "policy/entropy")
 

@@ -15,8 +15,9 @@ Left out:  amplification of positive advantages alone, heads of the middle layer
 Expect:    eval/accuracy: coupled > grpo and coupled > random.
 Measure:   held-out Countdown, as in the paper; W = 4 and the window [2, 12] for short responses; 8 seeds, equal
            rollouts and updates. attention/opening: share of the preplan tokens that begin a step;
-           attention/opening_lift: beyond that of all tokens (opening_base). The bed is invalid unless the lift is 0.05
-           (an earlier look gave 0.07 of 0.14): without one there is no rhythm to amplify. attention/coupling: share of
+           attention/opening_lift: beyond that of all tokens (opening_base). The bed is invalid unless the lift is 0.05:
+           without one there is no rhythm to amplify. The pilot has 0.029, so that this bed cannot show the claim as it
+           stands. Random legal steps are right for 0.12, ceiling 1. attention/coupling: share of
            the anchors with a preplan token within 2 tokens, beside coupling_chance, with as many preplan tokens by lot;
            attention/overlap: share of the preplan tokens that are anchors, by chance the fraction of those (0.4,
            rounded up in each response: 6 of 14).
@@ -116,7 +117,7 @@ CURVES = (
     *METRICS, "reward/mean", "attention/waad", "attention/fai", "attention/opening", "attention/opening_base",
     "attention/opening_lift", "attention/coupling", "attention/coupling_chance", "attention/overlap",
 )  # fmt: skip
-BED = experiment.Bed(judges=(("coupled", "attention/opening_lift", 0.05),))
+BED = experiment.Bed(chance=0.12, judges=(("coupled", "attention/opening_lift", 0.05),))
 SEPARATORS = (",", "\n", "\n\n", ".")  # a step begins behind one of them, where it is one token
 
 

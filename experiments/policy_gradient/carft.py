@@ -18,7 +18,10 @@ Left out:  shared dropout of the two heads; the warm-up on annotations, since th
 Expect:    eval/accuracy: carft > reft at the end and at half of the steps.
 Measure:   held-out Countdown of three numbers, annotated by a solver, where one right sample in five is the annotation;
            8 seeds, equal rollouts and updates. Beyond the cap nothing is drawn: the bed is invalid unless a fifth of
-           the right samples of reft, which draws nothing, lies below it (a third does at the start).
+           the right samples of reft, which draws nothing, lies below it (a third does at the start). Random legal steps
+           are right for 0.12, ceiling 1. What is drawn together does not come closer: in the record contrast/cosine, a
+           mean over all samples, is lower with the contrast than without from the first measurement on, and ends at
+           0.758 in carft and at 0.816 in reft.
 Run:       python -m experiments.policy_gradient.carft
 """
 

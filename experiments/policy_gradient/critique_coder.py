@@ -81,7 +81,7 @@ ARMS = {
     "unbalanced": {"right_share": 0.9},
     "cft": {"learn": imitated},
 }
-BED = experiment.Bed(judges=(("crl_100", "critique/accuracy", 0.7),))
+BED = experiment.Bed(chance=0.17, judges=(("crl_100", "critique/accuracy", 0.7),))
 METRICS = ("eval/accuracy", "eval/pass@4", "critique/accuracy", "critique/says_true", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 

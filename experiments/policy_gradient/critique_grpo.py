@@ -163,6 +163,7 @@ ARMS = {
     "drop_wrong": {"last": refined_if_right}, "expert": {"last": demonstrated, "group_size": 16},
     "self_critique": {"criticise": by_policy}, "model_critique": {"criticise": by_model},
 }  # fmt: skip
+BED = experiment.Bed(chance=0.16)
 METRICS = (
     "eval/accuracy",
     "unsolved/accuracy",

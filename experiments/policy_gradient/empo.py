@@ -17,7 +17,7 @@ Expect:    eval/accuracy: empo rises by more than half of what labels gain (grpo
            beyond eval/majority of its start, what a vote gets without training; agreement/entropy falls.
 Measure:   held-out arithmetic chains, one whole number an answer, labels hidden from all arms but grpo;
            eval/majority is the vote of the eval_samples responses that are measured (4; the groups that train have 8);
-           8 seeds, equal rollouts and updates.
+           8 seeds, equal rollouts and updates. A constant answer is right for 0.16, ceiling 1.
 Run:       python -m experiments.policy_gradient.empo
 """
 
@@ -87,12 +87,14 @@ def by_model(settings, bench: recipes.Bench) -> Judged:
     generated, tokenizer, problems = settings.data == "chain", bench.model.tokenizer, recipes.solved_problems(settings)
     if settings.comparer:
         by = job.load_model(settings.comparer)
-        says_same = meanings.make_says_same(by, by.params, meanings.in_words, yes=" Yes", no=" No")
+        # a comparer without a template, as a base model, is asked in plain text whatever the policy is asked in
+        chat = settings.chat and by.tokenizer.chat_template is not None
+        says_same = meanings.make_asked_in_words(by, by.params, chat=chat)
     elif generated:
         params = meanings.trained_comparer(settings, steps=settings.comparer_steps)
         says_same = meanings.make_says_same(bench.model, params, meanings.in_numbers, yes="T", no="F")
     else:
-        says_same = meanings.make_says_same(bench.model, bench.model.params, meanings.in_words, yes=" Yes", no=" No")
+        says_same = meanings.make_asked_in_words(bench.model, bench.model.params, chat=settings.chat)
 
     def clusters_of(trajectories):
         said = [final_part(text).strip() for text in job.responses(tokenizer, trajectories)]
@@ -148,6 +150,7 @@ ARMS = {
     "misled": {"start": wrongly_agreed},
     "misled_grpo": {"start": wrongly_agreed, "rewards": None},
 }
+BED = experiment.Bed(chance=0.16)
 METRICS = ("eval/accuracy", "eval/pass@4", "agreement/entropy", "eval/majority", "eval/tokens")
 CURVES = (*METRICS, "policy/entropy", "group/degenerate_fraction", "grad/norm")
 

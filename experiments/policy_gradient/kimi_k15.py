@@ -25,7 +25,8 @@ Measure:   held-out arithmetic chains; the model is first taught to write its wo
            each rollout so that the squared log-ratio acts; 8 seeds, equal updates, and equal rollouts but for short_sft
            and short_dpo, which draw theirs at once, merged, which lacks the last third, and partial and partial_fresh,
            which begin fewer responses, for some go on. mirror > positives is a secondary part: chains bring both near
-           the ceiling, and Countdown, where they could part, has no work that a length reward could shorten.
+           the ceiling, and Countdown, where they could part, has no work that a length reward could shorten. A constant
+           answer is right for 0.17, ceiling 1.
 Run:       python -m experiments.policy_gradient.kimi_k15
 """
 
@@ -212,6 +213,7 @@ ARMS = {
     "short_dpo": {"order": partial(shortened_offline, long_to_short.preference_stage)},
     "merged": {"order": without_last_third, "finish": averaged_with_first},
 }
+BED = experiment.Bed(chance=0.17)
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens", "eval/right_tokens", "policy/entropy")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 

@@ -17,7 +17,8 @@ Left out:  K, both weights and the sizes of the memory are not the paper's (its 
            responses each, and adds both terms with weight 1 to five rewards for form and answer).
 Expect:    eval/accuracy: memory_r_plus > grpo, undivided > dr_grpo; eval/tokens: memory_r_plus > grpo - 3.
 Measure:   held-out Countdown with four numbers, where the start solves 6 %; w is the middle of the sweep (of its
-           logarithms, up to 0.1), not tuned; 8 seeds, equal rollouts and updates.
+           logarithms, up to 0.1), not tuned; 8 seeds, equal rollouts and updates. Random legal steps are right for
+           0.05, ceiling 1.
 Run:       python -m experiments.policy_gradient.memory_r
 """
 
@@ -81,6 +82,7 @@ ARMS = {
     "undivided": {"advantages": group.dr_grpo_advantages},
 }
 METHOD = "memory_r_plus"
+BED = experiment.Bed(chance=0.05)
 METRICS = ("eval/accuracy", "eval/pass@4", "group/degenerate_fraction", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "memory/reward", "grad/norm")
 

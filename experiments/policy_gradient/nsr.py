@@ -4,13 +4,13 @@ Paper:     Zhu et al., "The Surprising Effectiveness of Negative Reinforcement i
 Claim:     training on wrong samples alone (NSR) improves pass@k at every k and keeps the model's diversity; training
            on right ones alone (PSR) raises pass@1 and hurts large k; up-weighting the negatives is best overall.
 Equations: A = +lambda for a right sample, -1 for a wrong one, no baseline: reinforce lambda = 1, w_reinforce 0.1;
-           w_half 0.5, w_twice 2; psr and nsr update on right and on wrong samples alone; clipped surrogate 0.2,
-           token mean, no KL.
+           w_twentieth 0.05, w_half 0.5, w_twice 2; psr and nsr update on right and on wrong samples alone; clipped
+           surrogate 0.2, token mean, no KL.
 Left out:  PPO, k up to 256 (here 16).
 Expect:    eval/pass@16 nsr > psr and w_reinforce > psr; policy/entropy nsr > psr; eval/accuracy psr and nsr above the
            base model (step 0), eval/pass@16 psr below it.
 Measure:   held-out Countdown, 16 samples a problem; 8 seeds, equal rollouts in every arm (the subsets of psr and nsr
-           train on fewer tokens).
+           train on fewer tokens). Random legal steps are right for 0.12, ceiling 1.
 Run:       python -m experiments.policy_gradient.nsr
 """
 
@@ -54,6 +54,7 @@ ARMS = {
     "psr": {"samples": sign.right_samples},
     "nsr": {"samples": sign.wrong_samples},
     "w_reinforce": {"advantages": partial(_signed, right_weight=0.1)},
+    "w_twentieth": {"advantages": partial(_signed, right_weight=0.05)},
     "w_half": {"advantages": partial(_signed, right_weight=0.5)},
     "w_twice": {"advantages": partial(_signed, right_weight=2.0)},
 }

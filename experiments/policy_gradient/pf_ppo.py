@@ -17,7 +17,8 @@ Measure:   held-out arithmetic chains; the reward model is a linear head on the 
            confidence in the response, fitted by Bradley-Terry to the base model's own samples before training; equal
            rollouts and updates. filter/reliability: R^2 of what a filter keeps of samples of the base model to other
            problems of training, the same for all arms; filter/fit: of all of them. The bed is invalid unless that is
-           0.3: a reward model that says less has nowhere that it can be trusted.
+           0.3: a reward model that says less has nowhere that it can be trusted. A constant answer is right for 0.16,
+           ceiling 1.
 Run:       python -m experiments.policy_gradient.pf_ppo
 """
 
@@ -101,7 +102,7 @@ ARMS = {
     "bw_2": {"judge": NOISE_2, "weigh": selection.best_worst_weights},
 }  # fmt: skip
 AT_ONCE = 128  # problems whose responses are sampled and read together before training
-BED = experiment.Bed(judges=(("ppo", "filter/fit", 0.3),))
+BED = experiment.Bed(chance=0.16, judges=(("ppo", "filter/fit", 0.3),))
 METHOD = "bw"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "filter/fit", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")

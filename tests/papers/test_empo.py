@@ -1,6 +1,8 @@
 """Answers are read alike on the device and from text; meanings that a model compares; a start that agrees on errors."""
 
 import dataclasses
+import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,11 @@ from experiments.policy_gradient import empo
 from experiments.policy_gradient.parts import agreement, meanings
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import Results, recipes
+from jaxrl_llm.run import parts
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 from tests.experiment import made
+from tests.models_for_tests import byte_model
 
 
 def _trajectories(bench, texts):
@@ -93,6 +97,45 @@ def test_pairs_of_a_group_are_asked_once_and_equal_texts_never():
     # compared with the opener alone: "zwei" joins "2", though it does not mean the same as "two"
     clusters = agreement.greedy_clusters(jnp.asarray(same), jnp.asarray(ids))
     assert clusters.tolist() == [0, 0, 0, 3, 0, 5, 5, 7]
+
+
+def test_with_chat_a_model_is_asked_in_a_turn_of_a_user(tmp_path, monkeypatch):
+    """The question stands in the template, and the word is looked for where the turn of the assistant begins."""
+    byte_model(tmp_path, "qwen2", max_positions=256)
+    model, tables = parts.load_model(str(tmp_path)), []
+    word = model.tokenizer.encode
+    likes_yes = jnp.zeros(model.config.vocab_size).at[word("Y")[0]].set(1.0)  # and the space of " Yes" not at all
+    blind = types.SimpleNamespace(
+        hidden=lambda params, tokens, positions, segments: jnp.zeros((*tokens.shape, 1)),
+        unembed=lambda params, hidden: jnp.broadcast_to(params, (hidden.shape[0], params.shape[0])),
+    )
+    encode = meanings.tables.encode_problems
+    monkeypatch.setattr(
+        meanings.tables, "encode_problems", lambda *given, **more: tables.append(encode(*given, **more)) or tables[-1]
+    )
+    asked = [("Who?", "a man", "one man")]
+    found = {}
+    for chat in (False, True):
+        found[chat] = meanings.make_asked_in_words(model._replace(policy=blind), likes_yes, chat=chat)(asked).tolist()
+    rows = [table.tokens[0][table.valid[0]].tolist() for table in (tables[1], tables[3])]
+    question, (begin, end, user, assistant) = word(meanings.in_words(asked[0])), (1, 2, 4, 5)
+    assert [i for i in rows[0] if i != begin] == question
+    assert rows[1] == [begin, user, *question, end, assistant]
+    assert found == {False: [False], True: [True]}
+
+
+def test_the_comparer_of_chat_is_asked_in_chat_where_it_has_a_template(tmp_path, monkeypatch):
+    settings = _settings()
+    bench, heard = recipes.bench(settings), []
+    monkeypatch.setattr(meanings, "make_asked_in_words", lambda model, params, *, chat: heard.append(chat))
+    monkeypatch.setattr(recipes, "solved_problems", lambda settings: [])  # chat belongs to rows of one's own
+    byte_model(tmp_path, "qwen2", max_positions=64)
+    for chat in (True, False):
+        empo.by_model(dataclasses.replace(settings, comparer=str(tmp_path), chat=chat), bench)
+    names = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | {"chat_template": None}))
+    empo.by_model(dataclasses.replace(settings, comparer=str(tmp_path), chat=True), bench)
+    assert heard == [True, False, False]
 
 
 def test_rewards_of_free_text_against_a_loop():

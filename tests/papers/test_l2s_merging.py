@@ -1,14 +1,19 @@
 """Merging: each rule by its numbers, its special cases, and the whole on the small model."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.efficiency import l2s_merging
 from experiments.efficiency.parts import long_short
-from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment import Results, curricula, recipes
+from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.models import merging
 from tests import close
+from tests.experiment import made
 
 RNG = np.random.default_rng(0)
 
@@ -74,6 +79,29 @@ def test_task_arithmetic_goes_from_the_quick_model_towards_the_slow_one(small):
         long_short.make_task_arithmetic(1.4)
     kept = jax.tree.map(lambda d: merging.trimmed(d, 0.8), jax.tree.map(jnp.subtract, TWO, ONE))
     _close(long_short.ties(far, params, tables, key), jax.tree.map(jnp.add, ONE, kept))
+
+
+def test_every_alpha_has_its_arm(small):
+    params, far = {"quick": ONE, "slow": TWO}, small[0].model
+    for arm, alpha in (("ta_6", 0.6), ("ta", 0.7), ("ta_8", 0.8), ("ta_9", 0.9)):
+        found = l2s_merging.ARMS[arm]["merge"](far, params, small[1], jax.random.key(0))
+        _close(found, jax.tree.map(lambda q, s, a=alpha: (1 - a) * q + a * s, ONE, TWO))
+
+
+def test_the_bed_asks_that_what_is_long_is_worth_its_length():
+    """Of a quick model that is the better one nothing can be traded away."""
+    for quick, slow in ((0.92, 0.90), (0.80, 0.84)):
+        ends = {name: 0.8 for name in l2s_merging.ARMS} | {"quick": quick, "slow": slow}
+        arms = {}
+        for name, end in ends.items():
+            values = [end, end + 0.001, end + 0.002]
+            one = made.arm(values, curve={0: [0.5] * 3, 30: [0.7] * 3, 60: values})
+            arms[name] = dataclasses.replace(one, metrics=one.metrics | {"eval/tokens": [20.0, 20.1, 20.2]})
+        found = Results(arms)
+        wrong = beds.problems(found, l2s_merging.claim(found), l2s_merging.BED)
+        assert (wrong == []) == (slow > quick)
+        if wrong:
+            assert "positive control slow - quick: -0.02" in wrong[0] and len(wrong) == 1
 
 
 def test_dare_keeps_the_mean():

@@ -68,6 +68,31 @@ def test_a_refilled_batch_waits_until_all_its_groups_differ():
     assert trained[:2] == [0, 0] and trained[2] == 4 * width
 
 
+def test_dapo_whole_refills_and_punishes_length():
+    """Of two groups with one right answer each that of the second is 6 of 6 tokens long, which costs all it earns.
+
+    Both groups fill the batch, for what is refilled by are the rewards of the verifier.
+    """
+    mask = np.zeros((4, 6), bool)
+    for row, length in enumerate((3, 2, 6, 2)):
+        mask[row, :length] = True
+    found = {}
+    for name in ("refilled", "dapo_whole"):
+        settings = tricks.Settings(**tricks.EMBEDDED | tricks.SMOKE | tricks.ARMS[name] | {"prompts_per_step": 2})
+        (stage,) = tricks.build(settings).stages
+        extras = stage.extras(None, None)
+        prompt = extras[refill.POOL].trajectories.tokens.shape[1] - 6
+        grid = jnp.ones((4, prompt + 6), jnp.int32)
+        written = jnp.asarray(np.concatenate([np.zeros((4, prompt), bool), mask], axis=1))
+        ids = jnp.array([0, 0, 1, 1])
+        rows = Trajectories(grid, grid, 0 * grid, written, jnp.zeros(grid.shape), jnp.zeros(4, bool), ids, ids)
+        rewards = Rewards(jnp.array([1.0, 0.0, 1.0, 0.0]), jnp.ones(4, bool))
+        batch = stage.method.estimate(recipes.bench(settings).model.params, extras, rows, rewards)
+        assert float(batch.total) == 13.0
+        found[name] = np.sign(np.asarray(batch.advantages)[:, prompt]).tolist()
+    assert found == {"refilled": [1.0, -1.0, 1.0, -1.0], "dapo_whole": [1.0, -1.0, 0.0, 0.0]}
+
+
 def test_a_tight_room_is_that_of_training_alone():
     """15 of 18 tokens are written, 18 are measured, and what is cut trains in one of the two arms alone."""
     small = {"train_problems": 16, "eval_problems": 8, "prompts_per_step": 2, "group_size": 2}

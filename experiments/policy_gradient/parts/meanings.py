@@ -42,15 +42,17 @@ def in_numbers(pair: Pair) -> str:
 
 
 def make_says_same(
-    model: Model, params: Params, text_of: Callable[[Pair], str], *, yes: str, no: str, at_once: int = 64
-) -> SaysSame:
+    model: Model, params: Params, text_of: Callable[[Pair], str], *, yes: str, no: str, at_once: int = 64,
+    chat: bool = False,
+) -> SaysSame:  # fmt: skip
     """``pairs -> bool [N]``: where the model finds ``yes`` likelier than ``no`` as the next token.
 
     Args:
       at_once: pairs in a batch; its width grows in steps, so that few programs are compiled.
+      chat: the question is the message of a user.
 
     Raises:
-      UserError: for texts beyond the model's positions.
+      UserError: for texts beyond the model's positions, and with ``chat`` for a tokenizer without a template.
     """
     first, second = (model.tokenizer.encode(text)[0] for text in (yes, no))
 
@@ -67,18 +69,28 @@ def make_says_same(
             some = list(pairs[begin : begin + at_once])
             filled = some + some[:1] * (at_once - len(some))
             asked = [Problem("pair", text_of(pair), "", {}, 1, "") for pair in filled]
-            wide = tables.encode_problems(model.tokenizer, asked, answers=tables.no_answers).tokens.shape[1]
+            encoded = {"answers": tables.no_answers, "chat": chat}
+            wide = tables.encode_problems(model.tokenizer, asked, **encoded).tokens.shape[1]
             wide = -(-wide // 32) * 32
             if wide > model.config.max_positions:
                 raise UserError(
                     f"two answers and their question take {wide} of the comparing model's "
                     f"{model.config.max_positions} positions; shorten the answers or give another --comparer"
                 )
-            table = tables.encode_problems(model.tokenizer, asked, prompt_tokens=wide, answers=tables.no_answers)
+            table = tables.encode_problems(model.tokenizer, asked, prompt_tokens=wide, **encoded)
             found.append(np.asarray(surer(params, table.tokens, table.valid))[: len(some)])
         return np.concatenate(found) if found else np.zeros(0, bool)
 
     return says_same
+
+
+def make_asked_in_words(model: Model, params: Params, *, chat: bool) -> SaysSame:
+    """``make_says_same`` of answers in words.
+
+    A text goes on with a space before the word, the turn of an assistant begins with the word itself.
+    """
+    yes, no = ("Yes", "No") if chat else (" Yes", " No")
+    return make_says_same(model, params, in_words, yes=yes, no=no, chat=chat)
 
 
 def equivalence(
