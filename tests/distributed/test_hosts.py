@@ -243,7 +243,10 @@ def test_a_folder_that_another_job_holds_is_refused_on_every_process(tmp_path, m
     with checkpoint.held(tmp_path / "a"):  # let go of
         pass
     _second_of_two(monkeypatch, "", "b is in use by another process")
+    looked = []
+    monkeypatch.setattr(hosts, "share", looked.append)
     with checkpoint.held(tmp_path / "b"):  # by the first
+        assert looked == [tmp_path / "b"]
         assert not (tmp_path / "b").exists()
     with pytest.raises(UserError, match="run folder: b is in use"), checkpoint.held(tmp_path / "b"):
         pass
