@@ -92,13 +92,14 @@ def drawn_apart(
       ValueError: where sixteen draws for each task do not give enough.
     """
     tables = []
-    for seed, (count, back) in enumerate(((train, False), (heldout, True))):
-        drawn = draw(16 * count, seed)
-        mixed = identify(drawn).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
-        rows = np.flatnonzero((mixed % np.uint64(5) == 0) == back)[:count]
-        if len(rows) < count:
-            raise ValueError(f"{len(rows)} of {16 * count} draws are of the part of which {count} are wanted")
-        tables.append(jax.tree.map(lambda x, rows=rows: x[rows], drawn))
+    with jax.ensure_compile_time_eval():  # also where what uses the tables is traced
+        for seed, (count, back) in enumerate(((train, False), (heldout, True))):
+            drawn = draw(16 * count, seed)
+            mixed = identify(drawn).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+            rows = np.flatnonzero((mixed % np.uint64(5) == 0) == back)[:count]
+            if len(rows) < count:
+                raise ValueError(f"{len(rows)} of {16 * count} draws are of the part of which {count} are wanted")
+            tables.append(jax.tree.map(lambda x, rows=rows: x[rows], drawn))
     return tables[0], tables[1]
 
 
