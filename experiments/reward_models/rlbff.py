@@ -21,10 +21,10 @@ Measure:   rankings of fresh pairs, and of those whose worse reply is the longer
            rank/known is at most 0.60 and its rank/held_out falls with what it knows, and neither is compared with it.
            True qualities of the trained policy; equal labels (before the filter; bt: one annotator's, the others
            three's), updates and rollouts of the policy. The bed is invalid where rank/known of rlbff, which then has
-           not learned to read, is below 0.6. In the record a decoder that reads principles as words gets to 0.66, and
-           still rises at the last of 800 updates, where heads and embeddings of their own are at 0.86 and 0.84 after
-           half as many: contradicted says that reading costs more labels than worth alone, here, and not that it never
-           pays.
+           not learned to read, is below 0.6. In a run that was not kept a decoder that reads principles as words gets
+           to 0.66, and still rises at the last of 800 updates, where heads and embeddings of their own are at 0.86 and
+           0.84 after half as many: contradicted says that reading costs more labels than worth alone, here, and not
+           that it never pays.
 Run:       python -m experiments.reward_models.rlbff
 """
 
