@@ -123,6 +123,7 @@ from jaxrl_llm.advantages.turns import improvement_rewards as improvement_reward
 from jaxrl_llm.advantages.turns import information_gain_rewards as information_gain_rewards
 from jaxrl_llm.advantages.turns import log_information_gain_rewards as log_information_gain_rewards
 from jaxrl_llm.advantages.turns import moved as moved
+from jaxrl_llm.advantages.turns import next_valid as next_valid
 from jaxrl_llm.advantages.turns import pooled_turn_advantages as pooled_turn_advantages
 from jaxrl_llm.advantages.turns import shared_advantages as shared_advantages
 from jaxrl_llm.advantages.turns import spa_rewards as spa_rewards

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.advantages.group import group_sum
+from jaxrl_llm.advantages.turns import next_valid
 
 
 def clipped_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"], *, bound: float = 0.5) -> Float[Array, "B K"]:
@@ -37,12 +38,9 @@ def delta_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"]) -> Float
     >>> [round(float(x), 4) for x in found[0]]
     [0.2, -0.1, 0.8, 0.0]
     """
-    steps = scores.shape[1]
-    scores = jnp.pad(jnp.where(valid, scores.astype(jnp.float32), 0.0), ((0, 0), (0, 1)))  # 0 after the last
-    own = jnp.pad(jnp.where(valid, jnp.arange(steps)[None, :], steps), ((0, 0), (0, 1)), constant_values=steps)
-    nearest = jax.lax.cummin(own, axis=1, reverse=True)
-    following = jnp.take_along_axis(scores, nearest[:, 1:], axis=1)
-    return jnp.where(valid, scores[:, :-1] - following, 0.0)
+    scores = jnp.where(valid, scores.astype(jnp.float32), 0.0)
+    following = jnp.take_along_axis(jnp.pad(scores, ((0, 0), (0, 1))), next_valid(valid), axis=1)  # 0 after the last
+    return jnp.where(valid, scores - following, 0.0)
 
 
 def plain_steps(scores: Float[Array, "B K"], valid: Bool[Array, "B K"]) -> Float[Array, "B K"]:

@@ -222,6 +222,18 @@ def spa_rewards(
     return jnp.where(valid, fused, 0.0)
 
 
+def next_valid(valid: Bool[Array, "B K"]) -> Int[Array, "B K"]:
+    """The column of the next valid turn after each column, ``K`` where none follows.
+
+    >>> import jax.numpy as jnp
+    >>> next_valid(jnp.array([[True, False, True]])).tolist()
+    [[2, 2, 3]]
+    """
+    turns = valid.shape[1]
+    at = jnp.where(valid, jnp.arange(turns, dtype=jnp.int32), turns)
+    return jnp.pad(jax.lax.cummin(at, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=turns)
+
+
 def information_gain_rewards(
     chance: Float[Array, "B K"],
     rewards: Float[Array, " B"],
@@ -244,9 +256,7 @@ def information_gain_rewards(
     >>> information_gain_rewards(chance, jnp.array([1.0]), all_).tolist()
     [[0.0, 0.375, 1.0]]
     """
-    turns = chance.shape[1]
-    at = jnp.where(valid, jnp.arange(turns, dtype=jnp.int32), turns)
-    later = jnp.pad(jax.lax.cummin(at, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=turns)
+    turns, later = chance.shape[1], next_valid(valid)
     chance = jnp.where(valid, chance.astype(jnp.float32), 0.0)
     gained = jnp.take_along_axis(chance, jnp.minimum(later, turns - 1), axis=1) - chance
     last = outcome * rewards.astype(jnp.float32)[:, None]

@@ -115,7 +115,10 @@ def k2_distance(log_ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def k3_distance(log_ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """``exp(l) - 1 - l`` of ``l = old_logp - sampler_logp``, an unbiased estimate of KL(sampler || old), at least 0."""
+    """``exp(l) - 1 - l`` of ``l = old_logp - sampler_logp``, an unbiased estimate of KL(sampler || old), at least 0.
+
+    By ``expm1``: beside 1 ``exp`` is rounded by as much as the value has of a small ``l``, see ``kl.k3``.
+    """
     log_ratio = log_ratio.astype(jnp.float32)
     return jnp.maximum(jnp.expm1(jnp.minimum(log_ratio, MAX_LOG_RATIO)) - log_ratio, 0.0)
 

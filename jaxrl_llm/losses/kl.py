@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm.losses.correction import k3_distance
 from jaxrl_llm.losses.policy import MAX_LOG_RATIO, masked
 
 
@@ -19,11 +20,6 @@ def _difference(logp: Array, ref_logp: Array, mask: Array) -> Array:
 def _inverse_ratio(d: Array) -> Array:
     """``exp(-d)``, the only part of these formulas that can overflow: held at e^20 where the token is 20 nats rarer."""
     return jnp.exp(jnp.minimum(-d, MAX_LOG_RATIO))
-
-
-def _k3(d: Array) -> Array:
-    """``exp(-d) - 1 + d``, held likewise, at least 0; without the rounding of ``exp`` next to 1, see ``k3``."""
-    return jnp.maximum(jnp.expm1(jnp.minimum(-d, MAX_LOG_RATIO)) + d, 0.0)
 
 
 def k1(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
@@ -150,7 +146,7 @@ def corrected_k3_gradient_terms(
     logp, old_logp, ref_logp = masked(mask, logp, old_logp, ref_logp)
     rho = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     d = logp - ref_logp
-    value = rho * _k3(d)
+    value = rho * k3_distance(-d)
     # the slope is written out: rho (k3 + k3') = rho d, which no clip turns round
     return jax.lax.stop_gradient(value) + jax.lax.stop_gradient(rho * d) * (logp - jax.lax.stop_gradient(logp))
 

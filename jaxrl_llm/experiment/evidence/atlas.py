@@ -319,8 +319,10 @@ def command(path: str, arguments: list[str]) -> int:
     if options.out or options.smoke:
         folder = pages = cli.open_folder(options.out or f"runs/smoke/atlas/{slug}")
     said, path = cli.said(f"python -m jaxrl_llm.experiment atlas {path}", arguments), folder / f"{slug}.json"
-    whole = options.join and joined(module, path, options.join, said)
-    kept = whole or run(module, options, path, store.FOLDER, said)
+    if options.join:
+        kept = joined(module, path, options.join, said)
+    else:
+        kept = run(module, options, path, store.FOLDER, said)
     for target in write_page(module, kept, folder, slug, pages):
         print(f"written: {target}")
     return 0

@@ -176,11 +176,7 @@ def index(root: pathlib.Path) -> str:
         name = f"{file.parent.name}/{system.slug}"
         lines.append(f"- [{system.title}]({name}.md)")
         found = systems.records_of(*name.split("/"), root)
-        paths = [path for path in systems.record_files(*name.split("/"), root) if path.is_file()]
-        stand = [
-            record for record, path in zip(found, paths, strict=True) if not records.reason_withdrawn(path, record)
-        ]
-        if any(not records.is_old(record) for record in stand):
+        if any(not records.is_old(record) for record in records.standing(found)):
             continue
         row = pilots.get(name)
         if row:

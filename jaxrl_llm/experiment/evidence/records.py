@@ -140,6 +140,11 @@ def withdrawn(root: pathlib.Path) -> dict[tuple[str, str], str]:
     return {(name, "".join(registered)): reason for name, reason, *registered in rows}
 
 
+def standing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records whose verdict stands."""
+    return [record for record in found if record["claim"]["verdict"] != verdicts.WITHDRAWN]
+
+
 def reason_withdrawn(path: pathlib.Path, record: dict[str, Any]) -> str:
     """Why the verdict of this record does not stand; empty where it does.
 

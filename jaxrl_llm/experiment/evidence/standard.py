@@ -114,17 +114,14 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
     """Runs a record; gives its results, its claim and what it rests on; None where it was only to be registered.
 
     Raises:
-      UserError: where the claim cannot be read, two arms are one, or the pilot says no and nobody forces it.
+      UserError: where the claim cannot be read, two arms are one, no rate was tried, or the pilot says no and nobody
+        forces it.
     """
     options, module = job.options, job.module
     if options.coefficient:
         tuning.read_coefficient(options.coefficient, job.base)  # before hours of rates
     planned = rehearsal.rehearse(module, job.resolved, job.built)
     check_updates(job)
-    tried = pilot.pilot(module, job.resolved, job.built, planned, job.folder)
-    print(pilot.said(tried), flush=True)
-    if tried["problems"] and not options.force_record:
-        raise UserError(f"the pilot says no: {tried['problems'][0]}; change the bed, or give --force-record")
     chosen = primary_arms(planned)
     free = [name for name in chosen if job.built[name].stages and tuning.own_rate(module, name) is None]
     if free and not options.tune and not getattr(module, "UNTUNED", ""):
@@ -132,6 +129,10 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
             f"--tune: {' and '.join(free)} of the primary part would train at the rate of the file; give at least "
             "three learning rates, or say in the file why one is right: UNTUNED = 'why'"
         )
+    tried = pilot.pilot(module, job.resolved, job.built, planned, job.folder)
+    print(pilot.said(tried), flush=True)
+    if tried["problems"] and not options.force_record:
+        raise UserError(f"the pilot says no: {tried['problems'][0]}; change the bed, or give --force-record")
     tuned = tuning.tune(job, chosen, options.tune) if options.tune else None
     if tuned is not None:
         if options.coefficient:

@@ -122,8 +122,7 @@ def piloted(name: str, rows: dict[str, dict[str, str]], found: list[dict[str, An
         row = rows[name]
         minutes = f"{row['processor minutes of a record']} min"
         return f"says no ({minutes}): {row['problem']}".replace("|", "\\|") if row["problem"] else f"passes ({minutes})"
-    standing = [record for record in found if record["claim"]["verdict"] != verdicts.WITHDRAWN]
-    said = [(record.get("instrument") or {}).get("pilot") for record in standing]
+    said = [(record.get("instrument") or {}).get("pilot") for record in records.standing(found)]
     if not any(said):
         return "none"
     problem = next(one for one in said if one)["problems"][:1]

@@ -38,10 +38,8 @@ def supervised_rows(model: Any, pairs: Sequence[tuple[str, str]], *, width: int)
     """
     tokenizer, rows = model.tokenizer, []
     for k, (prompt, response) in enumerate(pairs):
-        head, tail = (
-            encode_prompt(tokenizer, prompt),
-            [*encode_answer(tokenizer, prompt, response), tokenizer.eos_ids[0]],
-        )
+        head = encode_prompt(tokenizer, prompt)
+        tail = [*encode_answer(tokenizer, prompt, response), tokenizer.eos_ids[0]]
         if len(head) + len(tail) > width:
             raise UserError(f"pair {k} has {len(head) + len(tail)} tokens, the rows have {width}; widen them")
         rows.append(([*head, *tail], [False] * len(head) + [True] * len(tail)))
