@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jaxrl_llm.experiment import doctor
-from jaxrl_llm.experiment.evidence import pages, records, systems
+from jaxrl_llm.experiment.evidence import pages, records, systems, verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -138,7 +138,25 @@ def test_the_index_orders_what_has_no_record_by_its_cost():
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "minutes" not in line]
     assert [float(row[0][2:]) for row in rows] == sorted(float(row[0][2:]) for row in rows)
     assert "agents/igpo" not in text and "hybridflow" not in text, "they have one"
-    assert {row[2] for row in rows} == {"pilot", records.OLD, "withdrawn record"}
+    assert rows and {row[2] for row in rows} <= {"pilot", records.OLD, "withdrawn record"}
+
+
+def test_the_cost_of_a_record_is_that_of_a_pilot_or_of_what_a_record_took(monkeypatch):
+    kept = [systems.System("policy_gradient", slug, slug, "") for slug in ("nsr", "rover", "egsw", "tempo")]
+    monkeypatch.setattr(systems, "listed", lambda root: kept)
+    row = {"processor minutes of a record": "21", "problem": "too near chance"}
+    monkeypatch.setattr(pages.pilot, "kept_at", lambda root: {"policy_gradient/tempo": row})
+    old = {"claim": {"verdict": "undecided"}, "arms": {"a": {"seconds": 90}, "b": {"seconds": 30}}}
+    fresh = old | {"instrument": {"tail": 3}}
+    withdrawn = fresh | {"claim": {"verdict": verdicts.WITHDRAWN}, "arms": {"a": {"seconds": 600}}}
+    made = {"nsr": [fresh], "rover": [withdrawn], "egsw": [old], "tempo": [withdrawn]}
+    monkeypatch.setattr(systems, "records_of", lambda family, slug, root: made[slug])
+    rows = [line.split(" | ") for line in pages.index(ROOT).splitlines() if line.startswith("| ")][1:]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        ("| 2", records.OLD, "none |"),
+        ("| 10", "withdrawn record", "none |"),
+        ("| 21", "pilot", "says no (21 min): too near chance |"),
+    ]
 
 
 def test_withdrawn_verdicts_say_why():
