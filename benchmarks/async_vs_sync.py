@@ -14,9 +14,11 @@ import json
 import os
 import pathlib
 import platform
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # papers are of the checkout, and not installed
 OUT = ROOT / "results" / "benchmarks" / "async_vs_sync.json"
 
 

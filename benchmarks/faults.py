@@ -97,9 +97,12 @@ def _write_users(folder: pathlib.Path) -> None:
     byte_model(folder / "model", "qwen2", max_positions=400)
 
 
+NOTHING = "nothing there"  # the outcome of a run that left no file
+
+
 def _hash(paths: list[pathlib.Path]) -> str:
     if not paths:
-        return "nothing there"
+        return NOTHING
     return hashlib.sha256(b"".join(p.read_bytes() for p in paths)).hexdigest()[:16]
 
 
@@ -123,7 +126,7 @@ def _seeds(out: pathlib.Path) -> str:
             tree = reader.restore(path.absolute() / "state")
         parts += [path.name.encode(), *_leaves(tree["params"], np.asarray)]
         parts.append((folder / "measured.jsonl").read_bytes())
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16] if parts else "nothing there"
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16] if parts else NOTHING
 
 
 def _leaves(tree, array) -> list[bytes]:
@@ -143,7 +146,7 @@ def _newest(out: pathlib.Path) -> str:
 
     path = checkpoint.latest(out)
     if path is None:
-        return "nothing there"
+        return NOTHING
     state = checkpoint.restore(path, program().start())
     return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(state.params))).hexdigest()[:16]
 
@@ -653,7 +656,12 @@ def undisturbed(subject: Subject) -> tuple[str, float]:
         code = finish(subject, pathlib.Path(calm) / "run", pathlib.Path(calm) / "log")
         if code:
             raise SystemExit(f"{subject.name} fails undisturbed: {last_line(pathlib.Path(calm) / 'log')}")
-        return subject.outcome(pathlib.Path(calm) / "run"), time.monotonic() - began
+        seconds, outcome = time.monotonic() - began, subject.outcome(pathlib.Path(calm) / "run")
+        if outcome == NOTHING:  # of a disturbed run, too: they would be equal
+            raise SystemExit(
+                f"{subject.name} leaves no file to compare: give --result a pattern of files that it writes"
+            )
+        return outcome, seconds
 
 
 def campaign(chosen: list[tuple[str, Subject]], cases: list[str], kills: int, keep: Callable[[str], None]) -> None:
@@ -701,7 +709,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--command", default="", help="any command that goes on when started again; {out}: its folder")
     parser.add_argument("--result", default="", help="files of --command that must be equal, a pattern with {out}")
-    parser.add_argument("--out", default="", help="file whose table of this campaign is written anew; empty: none")
+    parser.add_argument("--out", default="", help="file behind whose text the table is written; empty: none")
     parser.add_argument("--asynchronous", default="", help=argparse.SUPPRESS)
     parser.add_argument("--victim", default="", help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, default=0, help=argparse.SUPPRESS)
@@ -718,6 +726,8 @@ def main() -> None:
             raise SystemExit(2) from error
         return
     chosen = [(name, subjects()[name]) for name in given.subject]
+    if bool(given.command) != bool(given.result):
+        parser.error("--command and --result belong together: what runs, and which of its files must be equal")
     if given.command:
         files = lambda out: sorted(map(pathlib.Path, glob.glob(given.result.replace("{out}", str(out)))))  # noqa: E731
         chosen = [("other", Subject("command", given.command, given.command, "", lambda out: _hash(files(out))))]

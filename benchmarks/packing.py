@@ -36,6 +36,7 @@ from jaxrl_llm.types import Batch, Params, Policy
 
 VOCABULARY = 2048
 RECORD = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "packing.json"
+PARTS = ("mixture", "groups", "turns")
 
 
 def functions() -> Iterator[tuple[str, str]]:
@@ -176,7 +177,7 @@ def main() -> None:
         ("groups", 1),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--only", nargs="*", default=["mixture", "groups", "turns"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     given = parser.parse_args()
     policy = make_policy(decoder(given.layers, given.hidden))
     params = policy.init(jax.random.key(0))

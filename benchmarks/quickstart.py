@@ -79,4 +79,7 @@ def main(folders: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="+", help="the folder of a finished run")
-    main(parser.parse_args().run)
+    given = parser.parse_args().run
+    for unfinished in (folder for folder in given if not (pathlib.Path(folder) / "results.json").is_file()):
+        parser.error(f"{unfinished} is not the folder of a finished run: it has no results.json")
+    main(given)

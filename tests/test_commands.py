@@ -3,6 +3,9 @@
 import importlib
 import io
 import json
+import os
+import re
+import runpy
 import subprocess
 import sys
 import types
@@ -199,3 +202,52 @@ def test_the_commands_of_the_pages_run(words, own, tmp_path, monkeypatch):
 def test_the_measurements_say_how_they_are_used(script):
     done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
+
+
+WITH_PAPERS = sorted(
+    path.name
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if re.search(r"^\s*from experiments", path.read_text(), re.MULTILINE)
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "async_vs_sync.py" else pytest.mark.slow) for name in WITH_PAPERS],
+)
+def test_a_measurement_finds_the_papers_that_it_runs(name, tmp_path):
+    """Papers are no installed package: whoever starts a script has its own folder on the path, not the checkout."""
+    code = f"import runpy; runpy.run_path({str(ROOT / 'benchmarks' / name)!r}); import experiments.parts"
+    alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+def _faults(*words):
+    script = ["benchmarks/faults.py", "--case", "kill", "--kills", "1", *words]
+    done = subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+def test_a_campaign_of_faults_that_compares_nothing_is_refused():
+    """Two runs of which no file is looked at are always equal."""
+    code, error = _faults("--command", "true")
+    assert code == 2 and error.endswith("--command and --result belong together: what runs, and which of its files "
+                                        "must be equal")  # fmt: skip
+    code, error = _faults("--command", "true", "--result", "{out}/model/*.safetensor")
+    assert code == 1
+    assert error == "command leaves no file to compare: give --result a pattern of files that it writes"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        ("packing.py", ["--only", "mixtures"], "argument --only: invalid choice: 'mixtures' (choose from"),
+        ("quickstart.py", ["nowhere"], "nowhere is not the folder of a finished run: it has no results.json"),
+    ],
+)
+def test_what_a_measurement_does_not_know_is_one_line(script, words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(ROOT / "benchmarks" / script), run_name="__main__")
+    assert said in capsys.readouterr().err
