@@ -43,12 +43,17 @@ def extra_module(module: str, use: str, extra: str, otherwise: str = "") -> Any:
     """The module that only an extra installs.
 
     Raises:
-      UserError: where it is not installed: ``"{use} {package}: pip install 'jaxrl_llm[{extra}]'{otherwise}"``.
+      UserError: where it is not installed: ``"{use} {package}: pip install 'jaxrl_llm[{extra}]'{otherwise}"``; where it
+        is, and cannot be imported, with the reason.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(_missing(module, use, extra, otherwise)) from error
+        own = (error.name or "").partition(".")[0] == module.partition(".")[0]
+        if own and isinstance(error, ModuleNotFoundError):
+            raise UserError(_missing(module, use, extra, otherwise)) from error
+        because = f", which is installed and cannot be imported ({' '.join(str(error).split())})"
+        raise UserError(_missing(module, use, extra, otherwise, because)) from error
 
 
 def need_extra(module: str, use: str, extra: str) -> None:
@@ -58,9 +63,9 @@ def need_extra(module: str, use: str, extra: str) -> None:
         raise UserError(_missing(module, use, extra, ""))
 
 
-def _missing(module: str, use: str, extra: str, otherwise: str) -> str:
+def _missing(module: str, use: str, extra: str, otherwise: str, because: str = "") -> str:
     package = module.partition(".")[0].replace("_", "-")
-    return f"{use} {package}: pip install 'jaxrl_llm[{extra}]'{otherwise}"
+    return f"{use} {package}{because}: pip install 'jaxrl_llm[{extra}]'{otherwise}"
 
 
 MOST_JSON = 1 << 28  # bytes of a file

@@ -15,7 +15,7 @@ import pytest
 from jaxrl_llm import __main__ as front
 from jaxrl_llm.data import sources
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import DataError, UserError, extra_module
 from jaxrl_llm.experiment import __main__ as commands
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.jobs import dpo, grpo, rows
@@ -280,6 +280,29 @@ def test_a_librarys_warning_is_one_line():
     assert text.startswith("note (some_library): first xxx") and text.count("\n") == 1 and len(text) < 240
     ours = quiet.one_line(300 * "y", UserWarning, "/x/site-packages/jaxrl_llm/run/parts.py", 3)
     assert ours == f"note: {300 * 'y'}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        (None, ""),
+        (
+            "from json import nothing",
+            ", which is installed and cannot be imported (cannot import name 'nothing' from 'json'",
+        ),
+        ("import own_board", ", which is installed and cannot be imported (No module named 'own_board')"),
+    ],
+    ids=["missing", "broken", "lacking"],
+)
+def test_a_package_that_is_there_is_not_called_missing(text, because, own_module):
+    """Who has it installed would install it again and again."""
+    if text is not None:
+        own_module("own_chess", text)
+    with pytest.raises(UserError) as error:
+        extra_module("own_chess", "games need", "games")
+    message = str(error.value)
+    assert message.startswith(f"games need own-chess{because}")
+    assert message.endswith(": pip install 'jaxrl_llm[games]'") and "\n" not in message
 
 
 def test_a_tpus_library_is_told_that_there_is_no_tpu(monkeypatch, tmp_path):
