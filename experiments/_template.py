@@ -88,7 +88,8 @@ def build(settings: Settings) -> experiment.Plan:
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """A leave-one-out baseline earns what GRPO earns."""
-    # `greater`, `smaller` and `close` compare arms over paired seeds; the claim holds where every part holds
+    # `greater`, `smaller` and `close` compare arms over paired seeds; the first part of `conclude` decides alone, those
+    # behind it are secondary
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.close(results, "eval/accuracy", "method", "baseline", within=0.03),

@@ -1,5 +1,6 @@
 """What the pages for people say is so: links, commands, flags, extras, figures and the example of the losses."""
 
+import ast
 import configparser
 import dataclasses
 import importlib.util
@@ -41,6 +42,11 @@ PAGES = (
     "docs/cpu-linalg.md",
 )
 README = (ROOT / "README.md").read_text()
+# with pages whose commands other tests read, or that have none
+ALL_PAGES = (
+    *PAGES, "docs/methods.md", "docs/own-reward.md", "docs/words.md", "docs/schedule.md", "docs/atlas/staleness.md",
+)  # fmt: skip
+LIBRARY = ROOT / "jaxrl_llm"
 
 
 def _commands(text):
@@ -54,11 +60,52 @@ def _commands(text):
 COMMANDS = [(page, words) for page in PAGES for words in _commands((ROOT / page).read_text())]
 
 
-@pytest.mark.parametrize("page", PAGES)
+def _anchors(path):
+    """What a link may name behind ``#``: headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_there_is_no_page_beside_these():
+    pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "atlas").glob("*.md"), *ROOT.glob("*.md")}
+    assert {path.relative_to(ROOT).as_posix() for path in pages} == {*ALL_PAGES, "CHANGELOG.md"}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_links_lead_to_files(page):
     path = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+        if not target.startswith("https://"):
+            there = path.parent / target if target else path
+            assert there.exists(), target
+            assert not anchor or anchor in _anchors(there), f"{target}#{anchor}"
+
+
+def _is_there(parts):
+    """Whether the sources of the library have ``folder.module.name``."""
+    path = LIBRARY
+    for at, part in enumerate(parts):
+        if (path / part).is_dir():
+            path /= part
+            continue
+        module = path / f"{part}.py"
+        file, rest = (module, parts[at + 1 :]) if module.is_file() else (path / "__init__.py", parts[at:])
+        bound = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", None)
+            bound |= {name} if isinstance(name, str) else set()
+        return not rest or rest[0] in bound
+    return True
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_what_a_page_names_of_the_library_is_there(page):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    rooms = {path.stem for path in LIBRARY.iterdir()}
+    for span in re.findall(r"`([a-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`", text):
+        parts = span.removeprefix("jaxrl_llm.").split(".")
+        if parts[0] in rooms and parts[-1] not in ("jsonl", "py"):
+            assert _is_there(parts), span
 
 
 def test_there_are_commands():
