@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.curriculum import balanced
+from jaxrl_llm.curriculum import balanced, epochs
 from tests import close
 
 
@@ -115,3 +115,21 @@ def test_state_is_an_axis_of_vmap_under_jit():
 def test_settings_out_of_range(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         balanced.make_balanced(**wrong)
+
+
+def test_epochs_are_orders_of_their_own_however_they_are_cut():
+    """Draws of 7, which run over the ends of epochs of 12, say what draws of 12 and one of 48 say."""
+
+    def drawn(size, seed=0):
+        sampler = epochs.make_epochs(seed)
+        state, found = sampler.init(12), []
+        for step in range(48 // size):
+            ids, state = sampler.draw(state, jax.random.key(step), size)
+            found += ids.tolist()
+        return found
+
+    whole = drawn(12)
+    orders = [tuple(whole[k : k + 12]) for k in range(0, 48, 12)]
+    assert all(sorted(order) == list(range(12)) for order in orders) and len(set(orders)) == 4
+    assert drawn(7) == whole[:42] and drawn(48) == whole
+    assert drawn(12, seed=1) != whole

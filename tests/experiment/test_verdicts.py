@@ -81,6 +81,12 @@ def test_holm_holds_the_error_over_all_secondary_parts():
     assert wrong / runs <= 0.05 + 0.01
 
 
+def test_holm_stops_at_the_first_that_fails():
+    """0.03 is above 0.05 / 2, so that 0.04 is not asked, although it is below 0.05."""
+    assert [rejected for _, rejected in verdicts.holm([0.03, 0.001, 0.04])] == [False, True, False]
+    assert [rejected for _, rejected in verdicts.holm([0.02, 0.001, 0.03])] == [True, True, True]
+
+
 CURVE = np.array([[0.2, 0.3, 0.4, 0.5], [0.22, 0.32, 0.4, 0.52], [0.18, 0.3, 0.42, 0.5]])
 
 
@@ -98,6 +104,33 @@ CURVE = np.array([[0.2, 0.3, 0.4, 0.5], [0.22, 0.32, 0.4, 0.52], [0.18, 0.3, 0.4
 def test_gates_of_a_bed(values, said):
     found = verdicts.gates([0, 10, 20, 30], values, ceiling=1.0)
     assert said in found[0] if said else not found, found
+
+
+def _curve(*points, apart=0.0):
+    """Three seeds whose ends are so far apart: the standard error of their gain is ``apart / sqrt(3)``."""
+    values = np.tile(np.asarray(points, float), (3, 1))
+    values[:, -1] += np.array([-apart, 0.0, apart])
+    return values
+
+
+@pytest.mark.parametrize(
+    ("fine", "faulty", "said"),
+    [
+        # the standard error is 0.025
+        (_curve(0.2, 0.2, 0.31, apart=0.0433), _curve(0.2, 0.2, 0.29, apart=0.0433), "not four standard errors"),
+        (_curve(0.2, 0.3, 0.7, 0.61), _curve(0.2, 0.3, 0.7, 0.59), "more than a fifth of its gain"),
+        (_curve(0.2, 0.3, 0.84), _curve(0.2, 0.3, 0.86), "outside 10 - 85 %"),
+        (_curve(0.0, 0.05, 0.11), _curve(0.0, 0.05, 0.09), "outside 10 - 85 %"),
+        (_curve(0.2, 0.379, 0.5), _curve(0.2, 0.383, 0.5), "before the first evaluation"),
+    ],
+    ids=["errors", "falls", "ceiling", "floor", "early"],
+)
+def test_where_a_gate_closes(fine, faulty, said):
+    """The numbers of the standard, from both sides."""
+    steps = range(fine.shape[1])
+    assert not verdicts.gates(steps, fine, ceiling=1.0)
+    (found,) = verdicts.gates(steps, faulty, ceiling=1.0)
+    assert said in found
 
 
 def test_what_is_undefined_hides_no_fault_of_a_bed():
@@ -128,6 +161,9 @@ def test_a_baseline_at_chance_fails_its_gate():
     noisy = CURVE + np.array([[0.0, 0, 0, 0.05], [0, 0, 0, -0.02], [0, 0, 0, 0.0]])
     assert not verdicts.gates([0, 1, 2, 3], noisy, ceiling=1.0, chance=0.2)
     assert "where guessing earns" in verdicts.gates([0, 1, 2, 3], noisy, ceiling=1.0, chance=0.5)[-1]
+    ends = _curve(0.1, 0.2, 0.5, apart=0.0173)  # four standard errors are 0.04
+    assert not verdicts.gates([0, 1, 2], ends, ceiling=1.0, chance=0.45)
+    assert "where guessing earns 0.47" in verdicts.gates([0, 1, 2], ends, ceiling=1.0, chance=0.47)[-1]
 
 
 def test_replication_is_two_beds():

@@ -28,6 +28,15 @@ def test_against_float64(level):
     close.assert_near(fraction, reference.effective_fraction(np.minimum(want, 1.2), MASK))
 
 
+def test_bounds_belong_to_what_stays():
+    two, mask = jnp.array([[0.5, 2.0]]), jnp.ones((1, 2), bool)
+    assert correction.masked_weights(two, mask, low=0.5, high=2.0).tolist() == [[0.5, 2.0]]
+    # a response that is neither good nor bad is not left out, however far it drifted; one at the bound neither
+    far, one = jnp.array([[-9.0], [-1.5]]), jnp.ones((2, 1), bool)
+    kept = correction.off_policy_sequence_mask(far, jnp.full((2, 1), -1.0), jnp.array([[0.0], [-1.0]]), one, most=0.5)
+    assert kept.tolist() == [[True], [True]]
+
+
 def test_literal_numbers():
     # log ratios 0.4, -0.2, -0.1 and (masked) 0.3: product e^0.1, geometric mean e^(0.1/3)
     old, sampler = jnp.array([[-0.8, -0.9, -2.1, -0.1]]), jnp.array([[-1.2, -0.7, -2.0, -0.4]])

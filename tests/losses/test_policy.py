@@ -45,6 +45,11 @@ LOOPS = [
     (policy.clipped_policy_loss, {"dual_clip": 1.1}, _ppo(0.2, 0.2, 1.1)),
     (policy.cispo_loss, {"clip_high": 0.3}, lambda rho, a, logp: -min(max(rho, 0), 1.3) * a * logp),
     (
+        policy.cispo_loss,
+        {"clip_low": 0.2, "clip_high": 0.3},
+        lambda rho, a, logp: -min(max(rho, 0.8), 1.3) * a * logp,
+    ),
+    (
         policy.sapo_loss,
         {"tau_positive": 1.0, "tau_negative": 1.5},
         lambda rho, a, _: -4 / (1.0 if a > 0 else 1.5) / (1 + math.exp(-(1.0 if a > 0 else 1.5) * (rho - 1))) * a,
@@ -103,6 +108,11 @@ def test_clip_fraction_counts_only_where_clipping_acted():
     advantages = jnp.array([[1.0, -1.0, 1.0, -1.0]])
     terms = policy.clipped_policy_loss(jnp.log(ratio), jnp.zeros((1, 4)), advantages, jnp.ones((1, 4), bool))
     assert terms.aux["clipped"].tolist() == [[1.0, 0.0, 0.0, 1.0]]
+    # a weight is bounded whatever the sign
+    weighed = policy.cispo_loss(
+        jnp.log(ratio), jnp.zeros((1, 4)), advantages, jnp.ones((1, 4), bool), clip_low=0.4, clip_high=0.6
+    )
+    assert weighed.aux["clipped"].tolist() == [[0.0, 0.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,10 @@ def test_dcpo_against_a_loop_and_its_bounds_by_probability():
         assert q < 0.16 or abs(q * low - q) * low == doubles(0.04)
     # a token that was unlikely may move much further than a likely one
     assert ref.dcpo_bounds(math.log(0.01), 0.16, 0.2, 10.0)[1] > 2 * ref.dcpo_bounds(math.log(0.9), 0.16, 0.2, 10.0)[1]
+    # but no further than ``most``: of a thousandth the bound would be 14.65, and the ratio is 20.1
+    rare, one = jnp.log(jnp.full((1, 1), 1e-3)), jnp.ones((1, 1))
+    bounded = [policy.dcpo_loss(rare + 3.0, rare, one, one > 0, **more).loss.item() for more in ({}, {"most": 4.0})]
+    assert bounded == [-10.0, -4.0]
 
 
 @pytest.mark.parametrize("target", [0.05, 0.5, 1.0, 50.0])
@@ -234,6 +238,12 @@ def test_the_entropy_controller_holds_a_floor():
             coefficient = entropy.adapted_entropy_coefficient(coefficient, jnp.float32(now), target=0.3, step=0.005)
             seen.append(now)
         assert abs(np.mean(seen[200:]) - 0.3) < SWING and min(seen[200:]) > 0.3 - 2 * SWING
+
+
+def test_at_its_target_an_entropy_has_its_bonus_which_grows():
+    at = jnp.float32(0.25)
+    assert float(entropy.adapted_entropy_coefficient(jnp.float32(0.5), at, target=0.25, step=0.125)) == 0.625
+    assert float(entropy.applied_entropy_coefficient(jnp.float32(0.5), at, target=0.25)) == 0.5
 
 
 def test_opd_weights_against_a_loop():

@@ -99,6 +99,17 @@ def test_length_shaping_by_hand():
         jnp.array([0, 100, 0, 100]), jnp.array([True, True, False, False]), limit_tokens=100
     )
     close.assert_near(got, [2, 1, -10, 0])
+    asked = jnp.array([10, 25, 10])
+    assert shaping.target_length_penalty(lengths, asked, weight=0.5).tolist() == [0.0, -2.5, -10.0]
     assert shaping.clipped_rewards(jnp.array([-3.0, 0.5]), low=-1.0, high=1.0).tolist() == [-1.0, 0.5]
     with pytest.raises(ValueError, match="buffer_tokens=30"):
         shaping.overlong_penalty(lengths, limit_tokens=20, buffer_tokens=30)
+
+
+def test_running_moments_are_those_of_all_rewards_at_once():
+    """1, 3, 5 and 7 in two batches: mean 4, squares 9 + 1 + 1 + 9; what is invalid is in none."""
+    moments = shaping.add_rewards(shaping.no_moments(), jnp.array([1.0, 3.0]))
+    some = jnp.array([True, False, True])
+    moments = shaping.add_rewards(moments, jnp.array([5.0, 99.0, 7.0]), valid=some)
+    assert [float(x) for x in moments] == [4.0, 4.0, 20.0]
+    assert shaping.add_rewards(moments, jnp.array([9.0]), valid=jnp.array([False])) == moments
