@@ -47,7 +47,7 @@ def mean_reward(rewards: Array, group_size: int) -> Array:
 def leave_one_out_advantage(rewards: Array, group_size: int) -> Array:
     """Mean ``|A|`` of binary rewards, each compared with the mean of the others: ``2 p (1 - p) G / (G - 1)``.
 
-    >>> leave_one_out_advantage(jnp.array([0.0, 0.5, 1.0]), 8).round(4).tolist()
+    >>> [round(float(x), 4) for x in leave_one_out_advantage(jnp.array([0.0, 0.5, 1.0]), 8)]
     [0.0, 0.5714, 0.0]
     """
     p = jnp.clip(rewards.astype(jnp.float32), 0.0, 1.0)

@@ -441,6 +441,43 @@ def test_a_killed_run_keeps_its_finished_seeds(tmp_path, monkeypatch):
     assert found.seeds == [0, 1, 2, 3] and found.rollouts == alone.rollouts and found.tokens == alone.tokens
 
 
+def test_seeds_that_are_there_are_taken_up_and_half_ones_are_trained_again(tmp_path, monkeypatch):
+    ran = []
+
+    def run_arm(plan, settings, seeds, **more):
+        ran.append(list(seeds))
+        return dataclasses.replace(arm([len(ran) + seed / 8 for seed in seeds]), seeds=list(seeds))
+
+    monkeypatch.setattr(loop, "run_arm", run_arm)
+    seeds_of = partial(store.seeds_of, None, tiny.Settings(), folder=tmp_path)
+    seeds_of([0, 1])
+    found, there = seeds_of([1, 2])
+    assert ran == [[0, 1], [2]] and there == 1
+    assert found.seeds == [1, 2] and found.metrics["eval/accuracy"] == [1 + 1 / 8, 2 + 2 / 8]
+    (tmp_path / "1.json").write_text('{"half": ')
+    assert seeds_of([0, 1])[1] == 1 and ran[2:] == [[1]]
+    assert seeds_of([0, 1], fresh=True)[1] == 0 and ran[3:] == [[0, 1]]
+    found, there = seeds_of([0, 1, 2], fresh=True, trained=[0, 1])
+    assert ran[4:] == [[2]] and there == 2, "those of an earlier look are as fresh"
+    assert found.metrics["eval/accuracy"] == [4.0, 4 + 1 / 8, 5 + 2 / 8]
+
+
+def test_a_seed_is_of_what_it_was_measured_with():
+    settings = tiny.Settings()
+    plan = tiny.build(settings)
+    seldom = plan._replace(stages=tuple(stage._replace(eval_every=4) for stage in plan.stages))
+    known = [
+        store.identity(tiny, settings, plan, []),
+        store.identity(tiny, settings, plan, [], tail=3),
+        store.identity(tiny, dataclasses.replace(settings, eval_every=7), plan, []),
+        store.identity(tiny, settings, seldom, []),
+    ]
+    assert len(set(known)) == 4 and store.identity(tiny, settings, plan, [], control="more") == known[0]
+    in_python = plan._replace(on_host=True)
+    words = [store.identity(tiny, settings, in_python, [], control=word) for word in ("", "more", "oracle")]
+    assert len({*words, *known}) == 7
+
+
 def test_fresh_seeds_are_trained_once_by_a_command(tmp_path, monkeypatch):
     """What an earlier look of the same command has trained is as fresh as it gets."""
     ran = []

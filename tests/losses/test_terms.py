@@ -101,6 +101,9 @@ def test_length_shaping_by_hand():
     close.assert_near(got, [2, 1, -10, 0])
     asked = jnp.array([10, 25, 10])
     assert shaping.target_length_penalty(lengths, asked, weight=0.5).tolist() == [0.0, -2.5, -10.0]
+    some, ids = jnp.array([True, True, False, False]), jnp.array([0, 0, 0, 1])
+    low, high = shaping.group_extremes(jnp.array([-3.0, -1.0, 5.0, 7.0]), ids, valid=some)
+    assert low.tolist() == [-3.0, -3.0, -3.0, 0.0] and high.tolist() == [-1.0, -1.0, -1.0, 0.0]
     assert shaping.clipped_rewards(jnp.array([-3.0, 0.5]), low=-1.0, high=1.0).tolist() == [-1.0, 0.5]
     with pytest.raises(ValueError, match="buffer_tokens=30"):
         shaping.overlong_penalty(lengths, limit_tokens=20, buffer_tokens=30)
