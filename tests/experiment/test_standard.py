@@ -449,7 +449,7 @@ def test_seeds_that_are_there_are_taken_up_and_half_ones_are_trained_again(tmp_p
         return dataclasses.replace(arm([len(ran) + seed / 8 for seed in seeds]), seeds=list(seeds))
 
     monkeypatch.setattr(loop, "run_arm", run_arm)
-    seeds_of = partial(store.seeds_of, None, tiny.Settings(), folder=tmp_path)
+    seeds_of = partial(store.seeds_of, tiny.build(tiny.Settings()), tiny.Settings(), folder=tmp_path)
     seeds_of([0, 1])
     found, there = seeds_of([1, 2])
     assert ran == [[0, 1], [2]] and there == 1
