@@ -441,18 +441,19 @@ def hh_rlhf(columns: dict[str, Any]) -> Pair:
     return _pair(prompt + marker, chosen, rejected)
 
 
-_HH_TURN = re.compile(r"\n\n(Human|Assistant):")
+_HH_TURN = re.compile(r"(?:\n\n|^\s*)(Human|Assistant):")
 
 
 def hh_messages(prompt: str) -> list[dict[str, str]]:
-    r"""The turns of a prompt of HH-RLHF, for a chat template.
+    r"""The turns of a prompt of HH-RLHF, for a chat template; what stands in front of them is the system's message.
 
     >>> hh_messages("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:")[1:]
     [{'role': 'assistant', 'content': 'b'}, {'role': 'user', 'content': 'c'}]
     """
-    _, *parts = _HH_TURN.split(prompt)
+    before, *parts = _HH_TURN.split(prompt)
     roles = ("user" if said == "Human" else "assistant" for said in parts[::2])
-    return [{"role": role, "content": text.strip()} for role, text in zip(roles, parts[1::2], strict=True)][:-1]
+    turns = [{"role": role, "content": text.strip()} for role, text in zip(roles, parts[1::2], strict=True)][:-1]
+    return [{"role": "system", "content": before.strip()}, *turns] if before.strip() else turns
 
 
 def ultrafeedback(columns: dict[str, Any]) -> Pair:

@@ -291,6 +291,8 @@ def _opened(spec: str) -> Iterator[Row | Malformed]:
             f"--data {spec} does not exist; give a .jsonl, .csv or .parquet file, a saved data set, tfds:NAME, "
             "or a task name"
         )
+    if split:
+        raise DataError(f"--data {spec}: {path} is one file, which has no splits; drop :{split}")
     readers = {".parquet": parquet, ".json": json_array, ".csv": separated, ".tsv": separated}
     return readers.get(path.suffix, json_lines)(path)
 

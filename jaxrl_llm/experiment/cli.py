@@ -209,7 +209,8 @@ def check_sizes(settings: Any, microbatches: int) -> None:
 
 AMOUNTS = ("learning_rate", "weight_decay", "max_grad_norm", "centering", "margin_scale", "value_weight")
 LEAST = {name: 1 for name in ("steps", "eval_every", "rows_per_step", "eval_rows", "prompts_per_step", "group_size",
-                              "train_problems", "eval_problems", "eval_samples")}  # fmt: skip
+                              "train_problems", "eval_problems", "eval_samples", "max_new_tokens",
+                              "train_rows")}  # fmt: skip
 LEAST |= {name: 0 for name in ("warmup_steps", "bad_rows")}
 
 

@@ -6,6 +6,7 @@ Losses on responses that are drawn while the policy trains, which a file cannot 
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.types import PairTerms
 
 PAIRED = (
     "chosen_logp", "rejected_logp", "ref_chosen_logp", "ref_rejected_logp", "chosen_mean_logp", "rejected_mean_logp",
@@ -189,8 +191,12 @@ def single_arrays(
     }  # fmt: skip
 
 
-def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float, how: Summed = PLAIN):
-    """The ``loss`` slot of ``Offline``: a sum of pairs over the pairs of the whole step."""
+def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float, how: Summed = PLAIN, flag: str = "--loss"):
+    """The ``loss`` slot of ``Offline``: a sum of pairs over the pairs of the whole step.
+
+    Args:
+      flag: that names the loss. Of one that gives no ``PairTerms`` the slot raises UserError.
+    """
     paired = "desirable" not in wanted
 
     def slot(params, extras, part, total):
@@ -199,6 +205,8 @@ def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float, how:
         else:
             found = single_arrays(policy, params, part, beta)
         terms = loss(*(found[name] for name in wanted))
+        if not isinstance(terms, PairTerms):
+            raise UserError(f"{flag}: gives no PairTerms, as a loss on preferences does; choose one that does")
         value = jnp.sum(terms.loss) / total
         masks = [some.mask for some in part.values() if isinstance(some, SupervisedRows)]
         tokens = sum(jnp.sum(mask.astype(jnp.float32)) for mask in masks)
@@ -233,7 +241,9 @@ def measure_of_gains(policy: Any, first: SupervisedRows, second: SupervisedRows,
     def measure(params, key):
         now = score(params)
         gains = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(now, base, strict=True)]
-        return rows.of_margins(gains[0] - gains[1]) | {"eval/chosen_logp": np.mean(now[0])}
+        pairs = min(map(len, gains))  # responses of one kind alone make none
+        logp = float(np.mean(now[0])) if len(now[0]) else math.nan
+        return rows.of_margins(gains[0][:pairs] - gains[1][:pairs]) | {"eval/chosen_logp": logp}
 
     return measure
 
@@ -253,7 +263,8 @@ def build(settings: Settings) -> Plan:
     model = open_model(settings)
     fields = ("response",) if single else ("chosen", "rejected")
     source = rows.judged(settings, settings.format) if single else rows.pairs(settings, settings.format)
-    kept, held = rows.held_out(source, settings.eval_rows, settings.data)
+    hold_out = rows.held_out_of_both if single else rows.held_out
+    kept, held = hold_out(source, settings.eval_rows, settings.data)
     tables = dict(zip(fields, rows.encoded(model, [*kept, *held], settings, *fields), strict=True))
     train = {name: jax.tree.map(lambda x: x[: len(kept)], table) for name, table in tables.items()}
     test = {name: jax.tree.map(lambda x: x[len(kept) :], table) for name, table in tables.items()}
@@ -262,7 +273,7 @@ def build(settings: Settings) -> Plan:
     shared = None if single else shared_tokens(train["chosen"], train["rejected"])
 
     def extras(params, key):
-        before = {REFERENCE: jax.tree.map(jnp.copy, params)} if "chosen_kl" in wanted else {}
+        before = {REFERENCE: jax.tree.map(jnp.copy, params)} if {"chosen_kl", "rejected_kl"} & set(wanted) else {}
         if not on_host:
             before |= {f"ref_{name}": scored(model.policy, params, table, shared, how) for name, table in train.items()}
         return before
@@ -272,9 +283,9 @@ def build(settings: Settings) -> Plan:
     def counted(part):
         return jnp.asarray(part[fields[0]].tokens.shape[0], jnp.float32)
 
-    whole = None if settings.loss in WHOLE_BATCH else counted
+    whole = None if settings.loss in WHOLE_BATCH or {"kl", "shift"} & set(wanted) else counted
     size = min(settings.rows_per_step, len(kept))
-    slot = make_loss(model.policy, loss, wanted, beta, how)
+    slot = make_loss(model.policy, loss, wanted, beta, how, f"--loss {settings.loss}")
     method = Offline(
         rows=lambda extras: train | more | {name: x for name, x in extras.items() if name != REFERENCE},
         sampler=make_uniform(),
@@ -292,8 +303,7 @@ def build(settings: Settings) -> Plan:
         good = np.asarray([row.desirable for row in held])
         response = test["response"]
         ends = [jax.tree.map(lambda x, at=at: x[at], response) for at in (good, ~good)]
-        shortest = min(len(end.tokens) for end in ends)
-        test = dict(zip(("chosen", "rejected"), (jax.tree.map(lambda x: x[:shortest], e) for e in ends), strict=True))
+        test = dict(zip(("chosen", "rejected"), ends, strict=True))
     measure = measure_of_gains(model.policy, test["chosen"], test["rejected"], model.params)
     return Plan(lambda key: model.params, (Stage(method, settings.steps, extras),), measure, on_host=True, model=model)
 

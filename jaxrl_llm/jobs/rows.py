@@ -1,6 +1,7 @@
 """Rows of the supervised commands: texts and preferences of a file, or generated ones, as token arrays."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,8 @@ from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
 
 GENERATED = "chain"  # what a command trains on without a file
+# formats whose answer is no response to the prompt: nothing, a target to reach, the name of a function
+UNANSWERED = ("prompts", "countdown", "humaneval")
 PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "scores", "unpaired"]
 
 
@@ -89,6 +92,25 @@ def held_out(rows: Sequence[Any], most: int, data: str) -> tuple[list[Any], list
     return kept, problem_tables.evenly(held, most)
 
 
+def held_out_of_both(rows: Sequence[Judged], most: int, data: str) -> tuple[list[Judged], list[Judged]]:
+    """As ``held_out``, with as many desirable responses held out as others, as far as there are both.
+
+    A measurement compares the two kinds; where one of them is missing, that is said.
+
+    Raises:
+      UserError: as ``held_out``.
+    """
+    kept, held = held_out(rows, len(rows), data)
+    kinds = [[row for row in held if row.desirable is kind] for kind in (True, False)]
+    if not all(kinds):
+        label = "true" if kinds[1] else "false"
+        print(f"{data}: none of {len(held)} held-out responses has label {label}: eval/accuracy and eval/margin, which "
+              "compare both kinds, are undefined", flush=True)  # fmt: skip
+        return kept, problem_tables.evenly(held, most)
+    each = max(1, min(most // 2, *map(len, kinds)))
+    return kept, [row for kind in kinds for row in problem_tables.evenly(kind, each)]
+
+
 @lru_cache(maxsize=2)
 def generated(count: int) -> tuple[Problem, ...]:
     """Arithmetic chains with worked solutions."""
@@ -103,9 +125,13 @@ def generated(count: int) -> tuple[Problem, ...]:
 def of_margins(margins: np.ndarray) -> dict[str, float]:
     """The share of held-out pairs in the right order, ties half (before training all may be ties), and the mean margin.
 
+    Both are NaN where there are no pairs.
+
     >>> {name: float(x) for name, x in of_margins(np.array([2.0, 0.0, -0.5])).items()}
     {'eval/accuracy': 0.5, 'eval/margin': 0.5}
     """
+    if not margins.size:
+        return {"eval/accuracy": math.nan, "eval/margin": math.nan}
     right = np.where(margins == 0, 0.5, margins > 0)
     return {"eval/accuracy": float(right.mean()), "eval/margin": float(margins.mean())}
 
@@ -128,11 +154,12 @@ def texts(settings: Any, format_name: str) -> list[Text]:
     Of ``unpaired`` rows the responses that ``settings.keep`` names.
 
     Raises:
-      UserError: for a source that cannot be read, or without a response to keep.
+      UserError: for a source that cannot be read, without a response to keep, or rows without a response.
     """
     if format_name == "unpaired":
         found = judged(settings, format_name)
-        right = [row for row in found if row.desirable or settings.keep == "all"]
+        every = settings.keep == "all"  # read where all rows are right, too
+        right = [row for row in found if every or row.desirable]
         kept = each_once(right, lambda row: Text(row.prompt, row.response))
         if not kept:
             raise UserError(f"--data {settings.data}: none of {len(found)} responses has label true; give others, or "
@@ -143,6 +170,10 @@ def texts(settings: Any, format_name: str) -> list[Text]:
         return [Text(p.prompt, p.solution) for p in generated(settings.train_rows)]
     problems, bad = formats.read_problems(settings.data, layout=format_name, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
+    if without := [p for p in problems if not p.solution] if format_name in UNANSWERED else []:
+        raise UserError(f"--data {settings.data}: {len(without)} of {len(problems)} rows of --format {format_name} "
+                        "have no response to imitate; give rows with one, for example --format plain with a column "
+                        "solution")  # fmt: skip
     return each_once(problems, lambda p: Text(p.prompt, p.solution or _one(p.answer["value"])))
 
 

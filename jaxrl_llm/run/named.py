@@ -68,6 +68,12 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
                 value = math.inf
             else:
                 value = text if isinstance(known[name], str) else find(package, text, f"{flag} {name}=")
+        usual = known[name]
+        number = isinstance(usual, int | float) and not isinstance(value, int | float)
+        if number or callable(usual) and usual is not inspect.Parameter.empty and not callable(value):
+            raise UserError(f"{flag} {word}: {text} is no value such as {getattr(usual, '__name__', usual)}")
+        if isinstance(usual, str) and not isinstance(value, str):
+            value = text
         whole = type(value) is int and inspect.signature(function).parameters[name].annotation is float
         given[name] = float(value) if whole else value
     missing = [k for k, v in known.items() if v is inspect.Parameter.empty and k not in given]

@@ -199,6 +199,9 @@ def test_saved_data_set_and_its_splits(tmp_path):
     assert _columns(str(tmp_path / "one")) == COLUMNS
     with pytest.raises(DataError, match="is a single split; drop :test"):
         sources.read(f"{tmp_path}/one:test")
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match="rows.jsonl is one file, which has no splits; drop :test"):
+        sources.read(f"{tmp_path}/rows.jsonl:test")
 
     _saved(tmp_path / "both" / "train", COLUMNS[:1])
     _saved(tmp_path / "both" / "test", COLUMNS[1:])

@@ -28,7 +28,7 @@ from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.types import Batch, TokenTerms
+from jaxrl_llm.types import Batch, PairTerms, TokenTerms
 from tests import close
 from tests.models_for_tests import byte_model, byte_tokenizer, cubes
 
@@ -171,6 +171,21 @@ def test_what_the_longer_response_has_more_counts_less():
     close.assert_same_sums(dpo.scored_on_host(model.policy, model.params, *on_host, how), np.asarray(want), sums)
 
 
+def difference(chosen_logp, rejected_logp):
+    """No loss on preferences: an array, not PairTerms."""
+    return rejected_logp - chosen_logp
+
+
+def above_the_batch(logp, ref_logp, desirable, kl):
+    """A loss of one's own with a mean over the batch among its arrays."""
+    return PairTerms(jnp.where(desirable, kl - logp, logp - kl), {})
+
+
+def of_the_rejected(chosen_logp, rejected_kl):
+    """A loss of one's own that asks for one of the two divergences."""
+    return PairTerms(rejected_kl - chosen_logp, {})
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -183,6 +198,16 @@ def test_what_the_longer_response_has_more_counts_less():
         (["--loss", "nothing:here"], "No module named 'nothing'"),
         (["--format", "unpaired", "--data", "x.jsonl"], "takes pairs; choose kto_loss"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
+        (["--loss-args", "beta=[1]"], "--loss-args beta=[1]: [1] is no value such as 0.1"),
+        (["--loss", "f_dpo_loss", "--loss-args", "slope=3"], "slope=3: 3 is no value such as jensen_shannon_slope"),
+        (
+            ["--loss", f"{__name__}:difference"],
+            f"--loss {__name__}:difference: gives no PairTerms, as a loss on preferences does",
+        ),
+        (
+            ["--loss", f"{__name__}:above_the_batch", "--microbatches", "2"],
+            "--microbatches 2: this method takes its batch whole",
+        ),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys, tmp_path):
@@ -216,6 +241,8 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
         ("sft", ["--workers", "threads:8"], "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ("sft", ["--rows-per-step", "0"], "--rows-per-step 0 must be at least 1"),
         ("sft", ["--eval-rows", "0"], "--eval-rows 0 must be at least 1"),
+        ("sft", ["--max-new-tokens", "-5"], "--max-new-tokens -5 must be at least 1"),
+        ("reward-model", ["--train-rows", "0"], "--train-rows 0 must be at least 1"),
         ("dpo", ["--learning-rate", "-1"], "--learning-rate -1.0 must not be negative"),
         ("dpo", ["--length-desensitised", "nan"], "--length-desensitised nan is no number"),
         ("reward-model", ["--centering", "nan"], "--centering nan must be finite"),
@@ -230,6 +257,56 @@ def test_numbers_that_no_update_can_be_made_with_are_one_line(command, words, sa
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and error == f"error: {said}\n"
     assert not (tmp_path / "run").exists(), "nothing is left behind by a mistake"
+
+
+def test_a_loss_of_ones_own_may_ask_for_one_divergence(tmp_path):
+    found = cli.run(dpo, ["--loss", f"{__name__}:of_the_rejected", "--smoke", "--plan", "--out", str(tmp_path)])
+    assert found is None
+
+
+@pytest.mark.parametrize(("most", "each"), [(512, 31), (31, 15), (16, 8), (1, 1)])
+def test_both_kinds_of_responses_are_measured(most, each, tmp_path):
+    """Of pairs good and bad responses lie in turn, and of 62 held-out ones every second was of one kind."""
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("\n".join(json.dumps({"prompt": f"{k}?", "chosen": "a", "rejected": "b"}) for k in range(320)))
+    settings = dpo.Settings(data=str(data))
+    kept, held = rows.held_out_of_both(rows.judged(settings, "plain"), most, settings.data)
+    assert len(kept) == 578 and [row.desirable for row in held] == [True] * each + [False] * each
+    assert not {row.prompt for row in kept} & {row.prompt for row in held}
+
+
+def test_responses_of_one_kind_are_measured_as_far_as_they_can_be(own, tmp_path, capsys):
+    data = tmp_path / "right.jsonl"
+    lines = [{"prompt": f"{k} plus 1?", "completion": str(k + 1), "label": True} for k in range(60)]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    words = ["--model", str(own), "--data", str(data), "--format", "unpaired", "--loss", "kto_loss", *SMALL]
+    found = arm(dpo, words, tmp_path / "run")
+    assert np.isfinite(found.metrics["eval/chosen_logp"]).all() and np.isnan(found.metrics["eval/accuracy"]).all()
+    assert "held-out responses has label false: eval/accuracy and eval/margin" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("layout", "row"),
+    [
+        ("prompts", lambda k: {"prompt": f"{k}?"}),
+        ("countdown", lambda k: {"nums": [1, 2, k], "target": k + 3}),
+        ("humaneval", lambda k: {"prompt": f"def f{k}():\n", "test": "def check(c): c()", "entry_point": f"f{k}"}),
+    ],
+)
+def test_rows_without_a_response_are_not_imitated(layout, row, tmp_path):
+    """The target of a Countdown problem and the name of a function are no answers, and nothing is an end token."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(json.dumps(row(k)) for k in range(40)))
+    with pytest.raises(UserError, match=f"40 of 40 rows of --format {layout} have no response to imitate"):
+        rows.texts(sft.Settings(data=str(data)), layout)
+
+
+def test_all_responses_may_be_kept_where_all_are_right(own, tmp_path):
+    data = tmp_path / "right.jsonl"
+    lines = [{"prompt": f"{k} plus 1?", "completion": str(k + 1), "label": True} for k in range(60)]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    words = ["--model", str(own), "--data", str(data), "--format", "unpaired", "--keep", "all", *SMALL]
+    assert cli.run(sft, [*words, "--plan", "--out", str(tmp_path / "run")]) is None
 
 
 @pytest.mark.parametrize("command", ["sft", "dpo", "reward-model", "distil", "online-dpo"])
@@ -448,13 +525,21 @@ def test_models_of_one_vocabulary_may_have_rows_behind_it(loss, wider, tmp_path)
         ({"loss": "gspo_loss"}, "takes advantages, which this command has not"),
         ({"loss": "top_k", "loss_args": ("k=3",)}, "--loss top_k has none"),
         ({"loss": "sdft_loss", "loss_args": ("kk=3",)}, "the settings of sdft_loss are cap=2.0"),
+        ({"loss": "token_ratio"}, "--loss token_ratio: gives no TokenTerms, as a loss of tokens does"),
+        ({"loss": "sampled_entropy"}, "--loss sampled_entropy: gives no TokenTerms"),
     ],
 )
 def test_mistakes_of_distillation_are_named(changes, said):
     settings = dataclasses.replace(distil.Settings(model="nano", teacher=("nano",)), **changes)
     model = options.open_model(settings)
+    tokens = jnp.asarray([[5, 6, 7, 8]], jnp.int32)
+    batch = Batch(**{name: None for name in Batch._fields})._replace(
+        tokens=tokens, extras={}, mask=tokens > 6, segment_ids=jnp.ones_like(tokens), sampler_logp=jnp.zeros((1, 4)),
+        positions=jnp.arange(4, dtype=jnp.int32)[None],
+    )  # fmt: skip
     with pytest.raises(UserError, match=said):
-        distil.make_terms(settings, model.policy, distil.open_teachers(settings, model))
+        terms = distil.make_terms(settings, model.policy, distil.open_teachers(settings, model))
+        jax.eval_shape(terms, model.params, batch)
 
 
 def test_the_divergence_from_itself_is_nothing():
@@ -699,6 +784,10 @@ def test_pairs_of_several_turns(own, tmp_path):
     assert rows.pairs(settings, "hh-rlhf") == [(said, " d", " e", 0.0)]
     turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), "abc", strict=True)]
     assert rows.pairs(dataclasses.replace(settings, chat=True), "hh-rlhf") == [(turns, "d", "e", 0.0)]
+    for front, before in (("", []), ("Be brief.\n\n", [{"role": "system", "content": "Be brief."}])):
+        bare = front + said.removeprefix("\n\n")  # whoever saved the rows may have stripped them
+        data.write_text(json.dumps({"chosen": f"{bare} d", "rejected": f"{bare} e"}))
+        assert rows.pairs(dataclasses.replace(settings, chat=True), "hh-rlhf") == [([*before, *turns], "d", "e", 0.0)]
     shutil.copytree(own, tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
     data.write_text("\n".join(json.dumps({"chosen": _talk(k), "rejected": [*_talk(k)[:-1], _talk(0)[1]]})

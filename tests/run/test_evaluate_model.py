@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -173,6 +174,7 @@ def test_responses_to_imitate_are_the_right_ones(tmp_path, capsys):
         (["--max-new-tokens", "100000"], "--max-new-tokens 100000"),
         (["--seed", "99999999999999999999"], "--seed 99999999999999999999 must be below 2**32"),
         (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--model", ""], "--model '' names nothing; give a model or run folder"),
         (["--lora", "8"], "--lora 8 is of training: give it to jaxrl train, or drop --lora"),
         (["--offload", "optimiser"], "--offload optimiser is of training: give it to jaxrl train, or drop --offload"),
         (["--data", "countdown", "--verifier", "math"], "--verifier math is of rows of your own"),
@@ -292,6 +294,17 @@ def test_a_file_of_responses_that_cannot_be_written_names_its_flag(tmp_path, cap
     assert main(["eval", "--responses", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert f"error: cannot write {tmp_path}: Is a directory; choose another --responses\n" in error
+
+
+@pytest.mark.parametrize(("flag", "more"), [("out", ""), ("data", ""), ("data", "@1,other.jsonl@2")])
+def test_responses_do_not_take_the_place_of_another_file(flag, more, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate_model, "evaluate", _no_evaluation)
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    assert main(["eval", f"--{flag}", f"rows.jsonl{more}", "--responses", f"{tmp_path}/rows.jsonl"]) == 2
+    said = f"error: --responses {tmp_path}/rows.jsonl is the file of --{flag}, which would be lost; give another\n"
+    assert capsys.readouterr().err == said
+    assert pathlib.Path("rows.jsonl").read_text() == '{"prompt": "1+1=", "answer": "2"}\n'
 
 
 @pytest.mark.parametrize(("stage", "written"), [("evaluate", False), ("write", True)])

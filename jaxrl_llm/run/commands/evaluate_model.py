@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.data import formats
+from jaxrl_llm.data import formats, sources
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.problem import Problem, all_known
 from jaxrl_llm.distributed import hosts
@@ -245,6 +245,8 @@ def folders(model: str) -> list[str]:
 
     That is ``model`` of the main job, ``seeds/ARM/seed_K/model`` of others.
     """
+    if not model:  # of a variable that is not set: it would be the folder of the command, with all runs below it
+        raise UserError("--model '' names nothing; give a model or run folder")
     place = pathlib.Path(model)
     if not place.is_dir() or any((place / x).is_file() for x in ("config.json", "adapter_config.json")):
         return [model]
@@ -271,8 +273,8 @@ def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
     """Where the figures of every model are written: ``--out``, or beside the model of a run; None: nowhere.
 
     Raises:
-      UserError: for one file of several models, or one that cannot be written, which is then known before the
-        evaluation.
+      UserError: for one file of several models or of two flags, or one that cannot be written, which is then known
+        before the evaluation.
     """
     for name, remedy in (("out", ", which writes eval.json beside each"), ("responses", "")):
         if (given := getattr(settings, name)) and len(models) > 1:
@@ -284,7 +286,13 @@ def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
         for path in paths
     ]
     asked = [(target, "out") for target in found if target is not None]
-    for target, flag in [*asked, *([(pathlib.Path(settings.responses), "responses")] if settings.responses else [])]:
+    if settings.responses:
+        responses = pathlib.Path(settings.responses)
+        for other, flag in [*asked, *((pathlib.Path(name), "data") for name, _ in sources.mixture(settings.data))]:
+            if responses.resolve() == other.resolve():
+                raise UserError(f"--responses {responses} is the file of --{flag}, which would be lost; give another")
+        asked.append((responses, "responses"))
+    for target, flag in asked:
         with writing(target, flag):
             there = target.exists()
             target.open("a").close()
