@@ -57,6 +57,26 @@ def with_commands(state: Any) -> str:
     return f"{feedback(state)}\nYou can: {'; '.join(state['admissible_commands'])}"
 
 
+# the interpreter's own words, to the six letters that the oldest games read of a word: it would write and read files of
+# this user's, so that one episode goes on where another one was, or leave the game
+_OF_INTERPRETER = frozenset("save restor script transc record replay quit q restar".split())
+NO_COMMAND = "That is no command of the game.\n"
+
+
+def _command(text: str) -> str:
+    """A text as one line that an interpreter reads: it waits for ever behind a NUL, or behind a backslash in front."""
+    return " ".join("".join(c if c.isprintable() and c != "\\" else " " for c in text).split())
+
+
+def _leaves_game(command: str) -> bool:
+    """Whether one of the words, wherever it stands in a line of several commands, is the interpreter's own.
+
+    >>> _leaves_game("look. SAVE"), _leaves_game("transcripts on"), _leaves_game("take manuscript")
+    (True, True, False)
+    """
+    return any(word[:6] in _OF_INTERPRETER for word in re.findall(r"[a-z]+", command.lower()))
+
+
 def _textworld() -> Any:
     return extra_module("textworld", "TextWorld games need", "games")
 
@@ -69,6 +89,9 @@ def textworld_env(
     A task is the path of a game. Every step pays what it adds to the score, as a share of the most that can be had; a
     game that is won or lost is over. The situation is what is true in the game, and what it said where it does not
     tell. TextWorld bears one thread: several episodes at once are played by ``processes.in_processes``.
+
+    What would not be played but done by the interpreter (saving, restoring, keeping a transcript, leaving) is answered
+    ``NO_COMMAND`` and what was shown last, unless the game lists it among its commands.
 
     Args:
       write: a state of the game to text: ``feedback`` or ``with_commands``.
@@ -91,8 +114,10 @@ def textworld_env(
         return _Game(env, env.reset(), 0.0)
 
     def step(game: _Game, text: str) -> TextStepResult:
-        command = " ".join(text.split())
-        lost = penalty * (command not in game.state["admissible_commands"]) if penalty else 0.0
+        command, known = _command(text), game.state.get("admissible_commands") or ()
+        lost = penalty * (command not in known) if penalty else 0.0
+        if command not in known and _leaves_game(command):
+            return TextStepResult(game, NO_COMMAND + write(game.state), 0.0 - lost, False)
         state, score, done = game.env.step(command)
         paid = (float(score) - game.score) / (state.get("max_score") or 1) - lost
         after = _Game(game.env, state, float(score))

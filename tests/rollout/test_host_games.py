@@ -93,6 +93,31 @@ def test_what_is_no_command_costs(monkeypatch):
     assert paid == [[0.0, 0.25, 0.0, 0.0], [-0.1, 0.25, 0.0, -0.1]]
 
 
+@pytest.mark.parametrize("said", ["save", "Restore", "look. save", "transcripts on", "script", "QUIT", "\\ save"])
+def test_what_the_interpreter_would_do_itself_is_not_played(monkeypatch, said):
+    """It would write files, and an episode could go on where another one was."""
+    _stand_in(monkeypatch)
+    world = text_games.textworld_env(penalty=0.1)
+    game = world.reset(NO_SEED, "coin.z8")
+    monkeypatch.setattr(game.env, "step", lambda command: pytest.fail(f"{command} was played"))
+    heard = world.step(game, said)
+    assert (heard.text, heard.reward, heard.done) == ("That is no command of the game.\nA box.", -0.1, False)
+    assert heard.state is game
+
+
+@pytest.mark.parametrize(
+    "said, played", [("\0look", "look"), ("\\h", "h"), ("a\x1bb\0 c", "a b c"), ("take manuscript",) * 2]
+)
+def test_a_line_has_nothing_that_an_interpreter_waits_behind(monkeypatch, said, played):
+    _stand_in(monkeypatch)
+    world = text_games.textworld_env()
+    game = world.reset(NO_SEED, "coin.z8")
+    heard, step = [], game.env.step
+    monkeypatch.setattr(game.env, "step", lambda command: heard.append(command) or step(command))
+    world.step(game, said)
+    assert heard == [played]
+
+
 def test_alfworld_games_are_textworld_games_with_names(monkeypatch):
     _stand_in(monkeypatch)
     made = types.SimpleNamespace(AlfredDemangler=lambda shuffle: ("names", shuffle))
@@ -105,7 +130,7 @@ def test_alfworld_games_are_textworld_games_with_names(monkeypatch):
     assert world.step(game, "open box").text == "You open the box.\nYou can: look; open box"
 
 
-def test_textworld_itself(tmp_path):
+def test_textworld_itself(monkeypatch, tmp_path):
     textworld = pytest.importorskip("textworld")
     maker = textworld.GameMaker()
     kitchen = maker.new_room("kitchen")
@@ -125,6 +150,14 @@ def test_textworld_itself(tmp_path):
     assert "-= Kitchen =-0/1" not in shown
     said = world.step(game, "dance")
     assert not said.done and world.identity(said.state) == world.identity(game)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for text in ("save", "script", "look. restore"):
+        said = world.step(said.state, text)
+        assert said.text.startswith("That is no command of the game.\n") and world.identity(
+            said.state
+        ) == world.identity(game)
+    assert sorted(tmp_path.iterdir()) == before  # nothing was written
     said = world.step(said.state, "Open box")
     assert said.text == "You open the box, revealing a coin." and world.identity(said.state) != world.identity(game)
     said = world.step(said.state, "take coin from box")
