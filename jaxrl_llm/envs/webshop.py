@@ -198,8 +198,11 @@ def read_action(text: str) -> tuple[str, str] | None:
     >>> read_action("I need a mug.\\nsearch[blue mug]"), read_action("buy it")
     (('search', 'blue mug'), None)
     """
-    found = re.findall(r"\b(search|click)\[(.+)\]", text)
-    return (found[-1][0], found[-1][1].strip().lower()) if found else None
+    for line in reversed(text.split("\n")):
+        inside = line[: max(line.rfind("]"), 0)]  # an action goes on to the last bracket of its line
+        if found := re.search(r"\b(search|click)\[(?=.)", inside):
+            return found[1], inside[found.end() :].strip().lower()
+    return None
 
 
 def shop_env(shop: Shop, *, nouns: Nouns = content_words, penalty: float = 0.0) -> TextEnv:

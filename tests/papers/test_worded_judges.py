@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 import types
 
 import jax
@@ -51,6 +52,25 @@ def test_what_a_judge_is_asked():
     alone = worded_judges.question("Say hi.", ("Hi!",), "critique", told=0)
     assert "principles" not in alone and "better" not in alone and "else 0" in alone and "\nResponse:\n" in alone
     assert "critique" not in worded_judges.question("Say hi.", ("Hi!", "No."), "scores")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["SCORES:" + " " * 100_000 + "x", "\n" * 100_000, "SCORES: " + "1, " * 50_000 + "x", "SCORES: " + "9" * 5000],
+)
+def test_long_reports_are_read_once(text):
+    """Blanks behind the mark took the cube of their number, and a number of 4301 digits ended the run."""
+    start = time.process_time()
+    assert worded_judges.scores(text) is None
+    assert time.process_time() - start < 5.0
+
+
+def test_scores_on_lines_of_their_own():
+    for text, given in (
+        ("SCORES: 7\n**Scores:** [8 ,\n 6] *.\nDone.", [8, 6]), ("_SCORES_ :\n\n10, 0", [10, 0]),
+        ("SCORES: 8 6", None), ("SCORES: 8, 6 7", None), ("The SCORES: 8", None), ("SCORES: 8, 6.5", None),
+    ):  # fmt: skip
+        assert worded_judges.scores(text) == given, text
 
 
 def test_reports_on_rows_in_words(own):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 import types
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.parts import text_rows
+from experiments.parts import named_lines, text_rows
 from experiments.reward_models import creative_writing
 from experiments.reward_models.parts import writing_agents as agents
 from jaxrl_llm.errors import UserError
@@ -48,6 +49,17 @@ class Scripted:
 
     def all(self, questions):
         return [self(question) for question in questions]
+
+
+@pytest.mark.parametrize("text", ["\n" * 100_000, "DROP: a" + " *" * 50_000 + "x", "DROP" + "\n" * 100_000])
+def test_long_replies_are_read_once(text):
+    start = time.process_time()
+    assert agents.dropped(text, 3) is None and named_lines.behind_name(text, "PROBLEM") == ""
+    assert time.process_time() - start < 5.0
+
+
+def test_a_number_of_any_length_drops_nothing():
+    assert agents.dropped("DROP: " + "9" * 5000, 3) is None
 
 
 def test_who_was_fooled_learns():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -33,6 +34,21 @@ def _overlap(products):
 def shop(tmp_path_factory):
     products = write_shop(tmp_path_factory.mktemp("shop"))
     return host_shop.Shop(products, _overlap(products))
+
+
+def test_the_last_line_with_an_action_counts_up_to_its_last_bracket():
+    for text, action in (
+        ("search[a] or click[b]\nso", ("search", "a] or click[b")), ("click[A]\nsearch[]", ("click", "a")),
+        ("click[x]\nclick[ Buy Now ].", ("click", "buy now")), ("research[a]", None), ("search[a\n]", None),
+    ):  # fmt: skip
+        assert host_shop.read_action(text) == action, text
+
+
+@pytest.mark.parametrize("text", ["search[" * 50_000, "click[" + "]\nclick[" * 50_000, "]" * 200_000])
+def test_long_texts_are_read_once(text):
+    start = time.process_time()
+    assert host_shop.read_action(text) is None
+    assert time.process_time() - start < 5.0
 
 
 def test_likeness_is_the_token_set_ratio():

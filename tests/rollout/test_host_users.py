@@ -1,6 +1,7 @@
 """Talks with users of files: what ends them and what they pay, and what is believed of a type from what was said."""
 
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,19 @@ from tests.rollout.test_answer_chances import _rows
 
 TYPES = ("Boxing", "Yoga")
 CALM = User("likes it calm", "Yoga", "Hi!")
+
+
+@pytest.mark.parametrize("text", ["\n" * 100_000, "Recommend: a" + " " * 100_000 + "b", "Recommend:" + "\n" * 100_000])
+def test_long_texts_are_read_once(text):
+    start = time.process_time()
+    assert user_simulator.recommended(text, TYPES) in (None, "")
+    assert time.process_time() - start < 5.0
+
+
+def test_what_is_recommended_may_stand_on_the_next_line():
+    assert user_simulator.recommended(" Recommend:\n\n  yoga \t\nso", TYPES) == "Yoga"
+    assert user_simulator.recommended("I Recommend: yoga", TYPES) is None
+    assert user_simulator.recommended("Recommend:", TYPES) is None
 
 
 def test_a_talk_goes_on_until_something_is_recommended():

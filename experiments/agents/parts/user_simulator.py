@@ -40,7 +40,7 @@ USER = (
     "Profile: "
 )
 BELIEVED = "What suits this user best: "  # in front of a type, where beliefs are read off
-_SAID = re.compile(r"^\s*Recommend:\s*(.+?)\s*$", re.MULTILINE | re.IGNORECASE)
+_SAID = re.compile(r"^[^\S\n]*+Recommend:(?=[^\S\n]|\s*+\S)\s*+(.*)$", re.MULTILINE | re.IGNORECASE)
 
 
 class User(NamedTuple):
@@ -84,7 +84,7 @@ def recommended(text: str, types: Sequence[str]) -> str | None:
     said = _SAID.findall(text)
     if not said:
         return None
-    return next((name for name in types if name.lower() == said[-1].strip(" .*`'\"").lower()), "")
+    return next((name for name in types if name.lower() == said[-1].strip().strip(" .*`'\"").lower()), "")
 
 
 def user_world(types: Sequence[str], user: Chat) -> TextEnv:

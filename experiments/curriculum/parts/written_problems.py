@@ -5,7 +5,6 @@ rating, no answer. Categories are the levels of the rows. What is asked is kept 
 """
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -17,6 +16,7 @@ import numpy as np
 
 from experiments.curriculum.parts import synthesis, weakness
 from experiments.curriculum.parts.synthesis import Aim, Recipe
+from experiments.parts import named_lines
 from experiments.parts.messages import asked_text
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.chat import encode_prompt
@@ -62,23 +62,14 @@ class Settings(endpoints.Settings, recipes.OnlineSettings):
     synthesiser_model: str = ""  # its name there
 
 
-def line(reply: str, name: str) -> str:
-    """What stands behind ``NAME:`` in the last line of a reply that begins so; nothing without one.
-
-    >>> line("It is clear.\\n**RATING: PERFECT**", "RATING"), line("A good RATING: no", "RATING")
-    ('PERFECT', '')
-    """
-    found = re.findall(rf"^[\W_]*{name}[*_]*\s*:[*_]*[ \t]*(.*?)[*_\s]*$", reply, re.MULTILINE | re.IGNORECASE)
-    return found[-1] if found else ""
-
-
 def concepts_in(reply: str) -> tuple[str, ...]:
     """The concepts of a reply, each once and in small letters.
 
     >>> concepts_in("CONCEPTS: Ratios; percent of a whole; ratios.")
     ('ratios', 'percent of a whole')
     """
-    names = (" ".join(part.split()).strip(" .").lower() for part in line(reply, "CONCEPTS").split(";"))
+    listed = named_lines.named_line(reply, "CONCEPTS").split(";")
+    names = (" ".join(part.split()).strip(" .").lower() for part in listed)
     return tuple(dict.fromkeys(name for name in names if name))[:6]
 
 
@@ -88,8 +79,7 @@ def problem_in(reply: str) -> str:
     >>> problem_in("Sure.\\n**PROBLEM:** Ann has 3.\\nHow many?"), problem_in("Ann has 3.")
     ('Ann has 3.\\nHow many?', '')
     """
-    found = re.search(r"^[\W_]*PROBLEM[*_]*\s*:[*_]*(.*)", reply, re.MULTILINE | re.IGNORECASE | re.DOTALL)
-    return found[1].strip() if found else ""
+    return named_lines.behind_name(reply, "PROBLEM")
 
 
 def majority(replies: Sequence[str]) -> tuple[str, float]:
@@ -98,7 +88,7 @@ def majority(replies: Sequence[str]) -> tuple[str, float]:
     >>> majority(["ANSWER: 4", "ANSWER: 5.", "so 5\\nANSWER: 5", "I cannot."])
     ('5', 0.5)
     """
-    said = [line(reply, "ANSWER").strip().removesuffix(".").strip() for reply in replies]
+    said = [named_lines.named_line(reply, "ANSWER").strip().removesuffix(".").strip() for reply in replies]
     votes = Counter(answer for answer in said if answer)
     if not votes:
         return "", 0.0
@@ -136,7 +126,7 @@ def open_synthesiser(settings: Any, problems: Sequence[Problem]) -> AskAll:
 
 
 def _rated(reply: str) -> int | None:
-    return RATINGS.get(line(reply, "RATING").strip(" .!").upper())
+    return RATINGS.get(named_lines.named_line(reply, "RATING").strip(" .!").upper())
 
 
 def check_generated(settings: Any) -> None:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from experiments.parts import strings, text_rows
+from experiments.parts import named_lines, strings, text_rows
 from experiments.parts.messages import asked_text
 from experiments.reward_models.parts import text_judges
 from experiments.reward_models.parts.judge_pairs import Reports
@@ -45,7 +45,10 @@ ASK = (
     "A prompt and {count} to it stand below. {told}{steps}End with a line of its own that begins with SCORES: and "
     "holds {scale}.\n\nPrompt:\n<<<\n{prompt}\n>>>\n{shown}"
 )
-_SCORES = re.compile(r"^[\W_]*SCORES[*_]*\s*:[*_\s]*\[?([\d,\s]+)\]?[*_.\s]*$", re.MULTILINE | re.IGNORECASE)
+_SCORES = re.compile(  # no two neighbours take the same letters: what a judge writes is read in one go
+    named_lines.FRONT + r"SCORES[*_]*+\s*+:[*_\s]*+\[?+\s*+(\d++(?:\s*+,\s*+\d++)*+)[^\S\n]*+\]?+(?:[*_.]|[^\S\n])*+$",
+    re.MULTILINE | re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,7 @@ def scores(report: str) -> list[int] | None:
     """
     found = _SCORES.findall(report)
     parts = [part.strip() for part in found[-1].split(",")] if found else []
-    if not parts or not all(part.isdigit() and int(part) <= 10 for part in parts):
+    if not parts or not all(len(part) < 5 and int(part) <= 10 for part in parts):
         return None
     return [int(part) for part in parts]
 

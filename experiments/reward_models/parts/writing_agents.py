@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from experiments.parts import text_rows
+from experiments.parts import named_lines, text_rows
 from experiments.reward_models.parts import adversarial_rules, text_attributes
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
@@ -104,8 +104,7 @@ def line(reply: str, name: str) -> str | None:
     >>> line("I think.\\n**CHARGE:** It repeats itself.", "CHARGE"), line("The CHARGE: no", "CHARGE")
     ('It repeats itself.', None)
     """
-    found = re.findall(rf"^[\W_]*{name}[*_]*\s*:[*_]*[ \t]*(.*?)[*_\s]*$", reply, re.MULTILINE | re.IGNORECASE)
-    return found[-1] if found and found[-1] else None
+    return named_lines.named_line(reply, name) or None
 
 
 def verdict(reply: str) -> bool | None:
@@ -135,7 +134,7 @@ def dropped(reply: str, count: int) -> int | None:
     >>> [dropped(x, 3) for x in ("DROP: 2", "DROP: 2.", "DROP: 4", "DROP: NONE", "2")]
     [1, 1, None, None, None]
     """
-    number = re.fullmatch(r"(\d+)\.?", line(reply, "DROP") or "")
+    number = re.fullmatch(r"(\d{1,4})\.?", line(reply, "DROP") or "")
     return int(number[1]) - 1 if number and 1 <= int(number[1]) <= count else None
 
 
