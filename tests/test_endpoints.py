@@ -206,3 +206,11 @@ def test_what_is_asked_in_the_middle_of_a_step_is_of_one_process(monkeypatch):
     monkeypatch.setattr(endpoints.jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="^--judge http://x is asked in the middle of a step, .* run without --hosts$"):
         endpoints.check_one_process("--judge http://x")
+
+
+def test_half_of_a_character_is_a_question_mark(tmp_path, monkeypatch):
+    """A reply that was cut inside an emoji is asked about again, as a message of the next question."""
+    with serving(monkeypatch, reply=lambda request: "a\ud83d") as server:
+        chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "replies.jsonl")
+        assert chat(_said("one")) == "a?"
+        assert chat([*_said("one"), {"role": "assistant", "content": chat(_said("one"))}, *_said("two")]) == "a?"

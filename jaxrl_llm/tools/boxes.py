@@ -150,8 +150,11 @@ def calculate(expression: str) -> str:
     Raises:
       ValueError: for anything else, a division by zero, or a number of more than ``_DIGITS`` digits.
     """
+    expression = expression.strip()
+    if len(expression) > MOST:
+        raise ValueError(f"an expression of {len(expression)} characters; give at most {MOST}")
     try:
-        tree = ast.parse(expression.strip()[:MOST], mode="eval").body
+        tree = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"{schema.shortened(expression)} is no expression") from error
     value = _value(tree, 64)

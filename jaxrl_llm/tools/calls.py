@@ -6,6 +6,7 @@ words that can be shown to it. The declarations reach the model by its own chat 
 ``chat.encode_chat(tokenizer, messages, tools=[declared(t) for t in tools], add_generation_prompt=True)``.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from jaxrl_llm.verifiers.verdict import Verdict
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARK, SPACE = re.compile(f"{OPEN}|{CLOSE}"), re.compile(r"\s*")
 MOST = 64  # calls that are read: the time to say what is wrong with one grows with the length of the text
+MOST_DIGITS = 300  # of a whole number: a float holds it, which tools make of it
 THOUGHT, SPOKEN = "<think>", "</think>"
 _LATER = re.compile(rf"{THOUGHT}.*?(?:{SPOKEN}|\Z)", re.DOTALL)  # a thought behind the first
 Message = dict[str, Any]
@@ -52,11 +54,19 @@ def _number(text: str) -> float:
     return value
 
 
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{shortened(text)} is too large a number")
+    return int(text)
+
+
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_float=_number, parse_constant=_no_number)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_once, parse_float=_number, parse_int=_whole, parse_constant=_no_number
+)  # fmt: skip
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int]:
@@ -155,11 +165,22 @@ class Toolbox(NamedTuple):
     run: Callable[[str, dict[str, Any]], Answer]
 
 
+def _unfit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """Why a function cannot be called with these arguments; empty where it can, or does not tell what it takes."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except ValueError:  # of a function written in C
+        return ""
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
 def of_functions(pairs: Sequence[tuple[Tool, Callable[..., Any]]]) -> Toolbox:
     """Python functions of keyword arguments; text is answered as it is, all else as JSON.
 
-    A ``ValueError`` is a refusal that the policy reads, ``RunStopped`` ends the run; another exception makes the answer
-    invalid.
+    A ``ValueError`` is a refusal that the policy reads, and so are arguments that the function does not take;
+    ``RunStopped`` ends the run; another exception makes the answer invalid.
 
     Raises:
       UserError: for two tools of one name.
@@ -169,6 +190,8 @@ def of_functions(pairs: Sequence[tuple[Tool, Callable[..., Any]]]) -> Toolbox:
         raise UserError(f"two tools have one name: {', '.join(item.name for item, _ in pairs)}")
 
     def run(name: str, arguments: dict[str, Any]) -> Answer:
+        if wrong := _unfit(found[name], arguments):
+            return Answer(f"error: {name}: {wrong}", error=True)
         try:
             value = found[name](**arguments)
             return Answer(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

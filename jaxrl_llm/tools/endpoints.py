@@ -291,6 +291,11 @@ class _Line:
             return found
 
 
+def _whole(text: str | None) -> str | None:
+    """A reply in which half of a character, where it was cut, is a question mark: it is asked again as a message."""
+    return None if text is None else text.encode("utf-8", "replace").decode()
+
+
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
@@ -340,7 +345,7 @@ def make_chat(
             if line is None:
                 raise Unanswered(f"{cache} holds no reply to {json.dumps(request['messages'][-1:])[:200]}; drop replay")
             create = line.client.chat.completions.create
-            return line.ask(request, create=create, read=lambda choice: choice.message.content)
+            return line.ask(request, create=create, read=lambda choice: _whole(choice.message.content))
 
         return kept.reply(request, ask)
 
@@ -376,7 +381,7 @@ def make_completion(
 
     def read(choice: Any) -> str | None:
         done = choice.finish_reason == "stop"
-        return None if choice.text is None else json.dumps({"text": choice.text, "ended": done})
+        return None if choice.text is None else json.dumps({"text": _whole(choice.text), "ended": done})
 
     def complete(prompt: str | Sequence[int], draw: int = 0) -> Written:
         given = prompt if isinstance(prompt, str) else [int(token) for token in prompt]

@@ -293,6 +293,7 @@ def test_looking_up():
         ("get_details_by_id", {"id": "L3"}, lines["L3"]),
         ("get_details_by_id", {"id": "P1"}, START["plans"]["P1"]),
         ("get_bills_for_customer", {"customer_id": "C1", "limit": 1}, [START["bills"]["B2"]]),
+        ("get_bills_for_customer", {"customer_id": "C1", "limit": 1.0}, [START["bills"]["B2"]]),
         ("get_data_usage", MINE, {"line_id": "L1", "data_limit_gb": 5.0, "cycle_end_date": "2025-02-28",
                                   "data_used_gb": 3.0, "data_refueling_gb": 0.0}),
     ):  # fmt: skip

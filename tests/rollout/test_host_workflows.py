@@ -1,6 +1,7 @@
 """Workflows of text: what they may ask, what they score, and what the regression on their turns weighs."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.sandbox.pool import Sandbox
+from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.types import Problems, Rewards, Trajectories
@@ -238,3 +240,16 @@ def test_tasks_and_what_is_too_few():
         workflow_programs.held_task(QUESTIONS, 4)
     shown = workflow_programs.asked(tasks[0], most=7).prompt
     assert "first analyse" in shown and "At most 7 calls" in shown and "of 2 questions" in shown and SEED in shown
+
+
+def test_half_of_a_character_in_an_answer_is_a_question_mark():
+    """What cannot be encoded would fail the episode, and with it the low score of the program."""
+
+    def ran(program, stdin):
+        given = json.loads(stdin)
+        what = {"answer": "b\udc00"} if given["replies"] else {"ask": "a\ud800"}
+        return Ran("ok", 0, f"\n{given['mark']}{json.dumps(what)}\n", "", 0.0)
+
+    asked = []
+    found = workflow_programs.answer("", "q", lambda text, again: asked.append((text, again)) or "r", ran, most=2)
+    assert found == workflow_programs.Answered("b?") and asked == [("a?", 0)]

@@ -83,6 +83,7 @@ def test_calls_are_read():
         ('{"name": "now", "name": "weather", "arguments": {}}', "a key stands twice"),
         ('{"name": "now", "arguments": {"x": NaN}}', "NaN is no JSON"),
         ('{"name": "now", "arguments": {"x": 1e999}}', "too large a number"),
+        (f'{{"name": "now", "arguments": {{"x": -{"9" * 300}}}}}', "too large a number"),
         ('{"name": "now", "arguments": {"x": ' + "9" * 5000 + "}}", "the call is no JSON"),
         ('{"name": "now", "arguments": {"x": ' + "[" * 100 + "]" * 100 + "}}", "nested too deeply"),
         ("[" * 100_000, "nested too deeply"),
@@ -148,6 +149,17 @@ def test_answers_are_messages_that_the_template_appends():
     grown = chat.render(TEMPLATE, [*history, *turn.messages], add_generation_prompt=True)
     assert grown.startswith(chat.render(TEMPLATE, history))
     assert grown.count("<tool_response>") == 3 and grown.endswith("<|im_start|>assistant\n")
+
+
+def test_arguments_that_a_function_does_not_take_are_refused():
+    """An invalid answer would void the episode: a policy could so throw away its own bad ones."""
+    said = _said('{"name": "two", "arguments": {"a": 1, "b": 2, "c": 3}}')
+    made = calls.of_functions([(tool("two", ""), lambda a, b: a), (tool("max", ""), max)])
+    assert calls.take_turn(made, said).answers == (
+        calls.Answer("error: two: got an unexpected keyword argument 'c'", error=True, valid=True),
+    )
+    assert made.run("two", {"a": 1}) == calls.Answer("error: two: missing a required argument: 'b'", error=True)
+    assert made.run("max", {"a": 1}).valid is False  # it does not tell what it takes
 
 
 def test_what_a_tool_breaks_is_invalid_and_not_wrong():

@@ -109,10 +109,11 @@ def get_details_by_id(tables: Tables, id: str) -> Record:
     return row(tables, table, id)
 
 
-def get_bills_for_customer(tables: Tables, customer_id: str, limit: int = 12) -> list[Record]:
+def get_bills_for_customer(tables: Tables, customer_id: str, limit: int | float = 12) -> list[Record]:
     """The bills of a customer, the newest first, at most ``limit``."""
     bills = [tables["bills"][name] for name in row(tables, "customers", customer_id)["bill_ids"]]
-    return sorted(bills, key=lambda bill: bill["issue_date"], reverse=True)[: max(limit, 0)]
+    most = max(int(limit), 0)  # JSON says 2.0 as well
+    return sorted(bills, key=lambda bill: bill["issue_date"], reverse=True)[:most]
 
 
 def get_data_usage(tables: Tables, customer_id: str, line_id: str) -> Record:

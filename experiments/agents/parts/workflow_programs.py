@@ -91,7 +91,10 @@ def _said(stdout: str, mark: str) -> dict[str, Any]:
         said = json.loads(lines[-1]) if lines else {}
     except ValueError:
         return {}
-    return said if isinstance(said, dict) and all(isinstance(text, str) for text in said.values()) else {}
+    if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
+        return {}
+    # half of a character, which a program may return, can be sent to nobody
+    return {name: text.encode("utf-8", "replace").decode() for name, text in said.items()}
 
 
 def answer(program: str, question: str, ask: Ask, run: Run, *, most: int) -> Answered:
