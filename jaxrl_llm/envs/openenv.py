@@ -20,6 +20,7 @@ from jaxrl_llm.rollout.host.env import TextEnv
 from jaxrl_llm.tools import schema
 
 WAIT_S = 60.0  # for an answer
+CALL_S = 2 * WAIT_S + 10.0  # of a call, which may connect first: a late answer is known before its process is ended
 MOST_BYTES = 100 * 2**20  # of one
 NONE = "That is no action: "
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -111,6 +112,7 @@ def action_of(place: Served, text: str) -> dict[str, Any] | None:
     try:
         written = text if place.field else text[first : last + 1]
         found = json.loads(written, parse_float=_finite, parse_constant=_finite)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair comes back as what no tokenizer takes
     except (ValueError, RecursionError):
         return None
     if schema.deep(found):

@@ -155,7 +155,8 @@ def _gymnasium(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> li
 def _openenv(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     place = openenv.served(settings.data)
     openenv.check(place)
-    world = processes.in_processes(partial(openenv.openenv_env, place), processes=settings.env_processes)
+    make = partial(openenv.openenv_env, place)
+    world = processes.in_processes(make, processes=settings.env_processes, call_s=openenv.CALL_S)
     both = range(SEEDS), range(SEEDS, SEEDS + settings.eval_problems)
     return [text_envs.as_begun(world, "openenv", part, tokenizer, **sizes) for part in both]
 
@@ -200,11 +201,16 @@ def _place(settings: Any, wanted: str, kinds: tuple[str, ...]) -> tuple[str, pat
 
 
 def rows_of(settings: Any) -> tuple[list[Problem], list[Problem], Verifier]:
-    """Rows of the main job, and a judge that may be asked from several threads."""
+    """Rows of the main job, and a judge that may be asked from several threads.
+
+    Raises:
+      UserError: as ``parts.load_problems`` and ``parts.check_compared``.
+    """
     train, held, verifier = parts.load_problems(
         settings.data, train=8192, heldout=settings.eval_problems, seed=0, verifier=settings.verifier,
         layout=settings.format,
     )  # fmt: skip
+    parts.check_compared(verifier, [*train, *held])
     pool = parts.make_pool(verifier)  # where it runs code of others
 
     def judged(answer: Any, text: str) -> Verdict:

@@ -569,6 +569,22 @@ def pool_timeout_s(verifier: Verifier) -> float:
     return getattr(sys.modules[verifier.__module__], "TIMEOUT_S", 2.0)
 
 
+def check_several(verifier: Verifier, problems: Sequence[Problem]) -> None:
+    """Raises UserError for rows with several right texts, of which the verifier compares none."""
+    if verifier in READS and (several := [p for p in problems if isinstance(p.answer.get("value"), list | tuple)]):
+        raise UserError(
+            f"{name_of(verifier)} compares one answer, and {len(several)} rows have lists of right ones, as "
+            f"{several[0].answer['value']!r:.60}: give --verifier f1, or one answer a row"
+        )
+
+
+def check_compared(verifier: Verifier, problems: Sequence[Problem]) -> None:
+    """Raises UserError where no response could be right: without a verifier, and as ``check_several``."""
+    if verifier is verify_nothing:
+        raise UserError(NO_ANSWERS)
+    check_several(verifier, problems)
+
+
 def make_judge(
     tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
 ) -> Callable[..., Rewards]:
@@ -583,11 +599,7 @@ def make_judge(
       UserError: for rows with several right texts, of which the verifier compares none.
     """
     models = models_of(verifier)
-    if verifier in READS and (several := [p for p in problems if isinstance(p.answer.get("value"), list | tuple)]):
-        raise UserError(
-            f"{name_of(verifier)} compares one answer, and {len(several)} rows have lists of right ones, as "
-            f"{several[0].answer['value']!r:.60}: give --verifier f1, or one answer a row"
-        )
+    check_several(verifier, problems)
 
     def judge(rows, rated=None):
         texts = responses(tokenizer, rows)

@@ -139,10 +139,23 @@ def test_numbers_beyond_all_bounds_and_endless_brackets_are_no_action():
     for text in ("9" * 400, "-" + "9" * 5000, "1" * 400 + ".5"):
         assert openenv.action_of(whole, text) is None
         assert openenv.action_of(whole._replace(kind="number"), text) is None
-    for text in ('{"a":' * 200_000, '{"a":' * 300 + "1" + "}" * 300, '{"a": 1e999}', '{"a": NaN}', '{"a": -Infinity}'):
+    for text in ('{"a":' * 200_000, '{"a":' * 300 + "1" + "}" * 300, '{"a": 1e999}', '{"a": NaN}', '{"a": -Infinity}',
+                 '{"a": "\\ud800"}'):  # fmt: skip
         assert openenv.action_of(all_fields, text) is None
     assert openenv.action_of(several, "[" * 200_000) is None and openenv.action_of(several, "[1, Infinity]") is None
     assert openenv.action_of(all_fields, '{"a": [[1.5]]}') == {"a": [[1.5]]}
+
+
+def test_a_late_answer_is_known_before_its_process_is_ended(monkeypatch):
+    """The other episodes of that process would have to begin anew."""
+    told = {}
+    monkeypatch.setattr(openenv, "served", lambda data: openenv.Served("http://h:1", "", "n", "integer"))
+    monkeypatch.setattr(openenv, "check", lambda place: None)
+    monkeypatch.setattr(catalog.processes, "in_processes", lambda make, **how: told.update(how))
+    monkeypatch.setattr(catalog.text_envs, "as_begun", lambda *given, **how: None)
+    settings = SimpleNamespace(data="openenv:http://h:1", env_processes=2, eval_problems=1)
+    catalog.folders(settings, {}, None)
+    assert told == {"processes": 2, "call_s": 130.0} and openenv.WAIT_S == 60.0  # it may connect first
 
 
 def test_whole_numbers_are_not_rounded():

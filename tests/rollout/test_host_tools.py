@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.envs import retry_question, tool_question
 from jaxrl_llm.errors import DataError, UserError
 from jaxrl_llm.rollout.host.env import TextStepResult
+from jaxrl_llm.run import catalog
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import boxes
 from jaxrl_llm.tools.calls import joined, of_functions
@@ -184,6 +186,7 @@ def test_the_calculator():
     box = boxes.calculator_box()
     assert box.run("calculate", {"expression": "-7 // 2 + 0.5 * 3"}).text == "-2.5"
     for wrong in (
+        "1" + " " * 4000 + "+ 1",
         "2 ** 10000",
         "1 / 0",
         "__import__('os')",
@@ -225,3 +228,20 @@ def test_search_by_bm25s():
     pytest.importorskip("bm25s")
     find = boxes.bm25(TEXTS)
     assert find("Danube", 2) == [1] and find("", 2) == [] and find("Pisa", 2) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "answer", "said"),
+    [("plain", ["Rome", "Roma"], r"verify_any compares one answer, and 57 rows have lists .* give --verifier f1"),
+     ("prompts", "Rome", "--format prompts: the rows have no answers to judge by")],
+)  # fmt: skip
+def test_rows_that_no_answer_can_meet_are_refused(layout, answer, said, tmp_path):
+    """Each episode was wrong, or invalid, and nobody was told."""
+    rows = [{"prompt": f"Which city is number {k}?", "answer": answer} for k in range(64)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = types.SimpleNamespace(data=str(tmp_path / "rows.jsonl"), format=layout, verifier="", eval_problems=1)
+    with pytest.raises(UserError, match=said):
+        catalog.rows_of(settings)
+    if layout == "plain":
+        settings.verifier = "f1"
+        assert catalog.rows_of(settings)[2]({"value": answer}, "Roma").value == 1.0
