@@ -100,6 +100,12 @@ def verify_f1(answer: dict[str, Any], response: str) -> Verdict:
     return _judged(final_part(response, wanted=" ".join(aliases(answer))), answer, answer_f1)
 
 
+def _answered(part: str) -> bool:
+    """Whether what stands behind a ``<search>``, up to the next one, closes it and then holds a result."""
+    ends = [part.find(tag) for tag in ("</search>", "<result>", "</result>")]
+    return 0 <= ends[0] < ends[1] < ends[2]
+
+
 def _template_error(response: str) -> str:
     """What a text of searches, results and one boxed answer lacks; empty where it lacks nothing."""
     for tag in ("think", "search", "result", "answer"):
@@ -107,7 +113,8 @@ def _template_error(response: str) -> str:
             return f"<{tag}> is not balanced"
     if response.count("<answer>") != 1 or response.count("<think>") < 1:
         return "not one <answer> after a <think>"
-    if response.count("<search>") != response.count("<result>"):
+    searches = response.split("<search>")[1:]
+    if len(searches) != response.count("<result>") or not all(map(_answered, searches)):
         return "a <search> without a <result>"
     if not response.rstrip().endswith("</answer>"):
         return "something behind </answer>"
@@ -127,10 +134,10 @@ def verify_research(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_research({"value": "cat"}, "cat").value
     0.0
     """
-    error = _template_error(response[-MAX_CHARACTERS:])
+    error = _template_error(response)  # of all of it: where its beginning is cut off nothing is balanced
     if error:
         return Verdict(0.0, True, error)
-    judged = _judged(last_boxed(tagged(response[-MAX_CHARACTERS:]) or "") or "", answer, answer_f1)
+    judged = _judged(last_boxed(tagged(response) or "") or "", answer, answer_f1)
     return judged if judged.value else Verdict(0.1, True, "only the form is right")
 
 
@@ -145,7 +152,6 @@ def verify_deep_research(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_deep_research({"value": "red cat"}, "<answer>red cat").value
     -1.0
     """
-    response = response[-MAX_CHARACTERS:]
     part = tagged(response)
     if part is None or response.count("<answer>") != 1 or response.count("</answer>") != 1:
         return Verdict(-1.0, True, "not one balanced <answer>")

@@ -30,6 +30,17 @@ def test_worked_examples():
     assert overlap.verify_research(wanted, GOOD + "<answer>\\boxed{the obama!}</answer>").value == 1.0
     for broken in ("<answer>obama</answer>", "<answer>\\boxed{obama}", "<answer>\\boxed{obama}</answer> and on"):
         assert overlap.verify_research(wanted, GOOD + broken).value == 0.0, broken
+    for wrong in ("<result>obama</result><search>us president</search>", "<search>a<result>b</search>c</result>",
+                  "<search>a</search><search>b</search><result>c</result><result>d</result>"):  # fmt: skip
+        said = f"<think>who?</think>{wrong}<answer>\\boxed{{obama}}</answer>"
+        assert overlap.verify_research(wanted, said).value == 0.0, wrong
+    twice = "<search>a</search><result>b</result><think>so</think>" * 2
+    assert overlap.verify_research(wanted, f"<think>who?</think>{twice}<answer>\\boxed{{obama}}</answer>").value == 1.0
+    long = f"<think>{'who? ' * 5000}</think><answer>\\boxed{{obama}}</answer>"  # the beginning counts, however far
+    assert overlap.verify_research(wanted, long).value == 1.0
+    assert (
+        overlap.verify_deep_research(wanted, f"<answer>no</answer>{'x' * 20_000}<answer>obama</answer>").value == -1.0
+    )
     unanswered = "<think>who?</think><search>us president</search><answer>\\boxed{obama}</answer>"
     assert overlap.verify_research(wanted, unanswered).value == 0.0
     assert overlap.answer_f1("yes", "no") == 0.0 and overlap.answer_f1("yes indeed", "yes") == 0.0
