@@ -19,6 +19,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import pages
 from jaxrl_llm.tools.calls import Toolbox
+from jaxrl_llm.tools.endpoints import Unanswered
 from jaxrl_llm.types import Policy, TrainState, Trajectories
 from jaxrl_llm.verifiers import answers
 from tests import close
@@ -271,6 +272,20 @@ def test_a_new_question_counts_when_all_checks_pass(said, reason):
     assert made.problem.answer == PERU.answer and made.problem.identity == PERU.identity
     if not reason:
         assert len(seen) == 3 + question_agent.TRIES  # made, sound, no others, and nobody knows it by heart
+
+
+def test_a_question_that_an_endpoint_refuses_stays_as_it_was():
+    def refusing(messages, draw=0):
+        raise Unanswered("not this one")
+
+    made = question_agent.harder(PERU, refusing, answers.verify_exact, lambda question: "facts", rounds=2)
+    assert made == question_agent.Made(PERU, ("not answered", "not answered"))
+
+    def checks(messages, draw=0):  # it writes, and does not judge
+        return "Where is Cusco?" if "Write the new question" in messages[0]["content"] else refusing(messages)
+
+    made = question_agent.harder(PERU, checks, answers.verify_exact, lambda question: "facts", rounds=1)
+    assert made == question_agent.Made(PERU, ("not answered",))
 
 
 def test_rounds_build_on_each_other_and_both_kinds_occur():

@@ -17,6 +17,7 @@ from jaxrl_llm.experiment import arms
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.run import parts
+from jaxrl_llm.tools.endpoints import Unanswered
 from jaxrl_llm.verifiers import overlap
 from tests import close
 from tests.models_for_tests import byte_model
@@ -168,6 +169,13 @@ def test_questions_that_a_judge_finds_unsuitable_do_not_train():
         return " Yes, it changes" if "weather" in messages[0]["content"] else "NO"
 
     assert closed_book.suitable([TOWER, WEATHER, YES], chat) == [TOWER, YES]
+
+    def refusing(messages, draw=0):
+        if "weather" in messages[0]["content"]:
+            raise Unanswered("not this one")
+        return "NO"
+
+    assert closed_book.suitable([TOWER, WEATHER, YES], refusing) == [TOWER, YES]
     with pytest.raises(UserError, match="--reader finds all 1 questions unsuitable"):
         closed_book.suitable([WEATHER], chat)
 

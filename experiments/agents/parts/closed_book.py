@@ -67,6 +67,8 @@ def unknown(problems: Sequence[Problem], answers: Answers) -> list[Problem]:
 def suitable(problems: Sequence[Problem], chat: Chat) -> list[Problem]:
     """The problems that a model does not find to depend on the day, to be a matter of opinion, or harmful.
 
+    One about which it is not willing to say anything is none of them.
+
     From "DeepResearcher", arXiv:2504.03160, section 3.1 (low-quality questions).
 
     Raises:
@@ -75,7 +77,10 @@ def suitable(problems: Sequence[Problem], chat: Chat) -> list[Problem]:
 
     def fits(problem: Problem) -> bool:
         text = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
-        return not says_yes(chat, UNSUITABLE.format(question=text))
+        try:
+            return not says_yes(chat, UNSUITABLE.format(question=text))
+        except endpoints.Unanswered:
+            return False
 
     with ThreadPoolExecutor(WORKERS) as threads:
         kept = [problem for problem, good in zip(problems, threads.map(fits, problems), strict=True) if good]

@@ -4,6 +4,7 @@ A round injects (a name gives way to facts that imply it) or blurs (a date or a 
 stays. A new question counts when it is sound, has no other answer, and is not answered without tools.
 """
 
+import contextlib
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import numpy as np
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.tools.calls import Toolbox
-from jaxrl_llm.tools.endpoints import Chat
+from jaxrl_llm.tools.endpoints import Chat, Unanswered
 from jaxrl_llm.verifiers.overlap import aliases
 from jaxrl_llm.verifiers.verdict import Verifier
 
@@ -94,8 +95,10 @@ def harder(
         asked = (INJECT if inject else BLUR).format(
             question=problem.prompt, answer=aliases(problem.answer)[0], facts=known
         )
-        question = chat([{"role": "user", "content": asked}]).strip()
-        reason = refused(problem, question, known, chat, verify)
+        question, reason = problem.prompt, "not answered"
+        with contextlib.suppress(Unanswered):  # one question that an endpoint refuses is left as it was
+            question = chat([{"role": "user", "content": asked}]).strip()
+            reason = refused(problem, question, known, chat, verify)
         said.append(reason or ("injected" if inject else "blurred"))
         problem = problem if reason else problem._replace(prompt=question)
     return Made(problem, tuple(said))
