@@ -18,6 +18,7 @@ from jaxrl_llm.tools.calls import Answer, Toolbox
 
 INVALID_PARAMS = -32602  # of JSON-RPC: what the policy wrote is refused
 GRACE_S = 5.0  # beyond the protocol's own deadlines
+MOST = 1 << 18  # characters of an answer; no observation is as long
 
 
 def prepare() -> Any:
@@ -32,7 +33,7 @@ def prepare() -> Any:
 def _text(result: Any) -> str:
     """The text parts of an answer; others by their kind."""
     parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
-    return "\n".join(parts)
+    return "\n".join(parts)[:MOST]
 
 
 async def _tools(client: Any) -> tuple[schema.Tool, ...]:
@@ -75,8 +76,8 @@ def _runner(client: Any, loop: asyncio.AbstractEventLoop, call_s: float) -> Call
             result = asyncio.run_coroutine_threadsafe(ask(name, arguments), loop).result(call_s + 2 * GRACE_S)
         except MCPError as error:
             if error.code == INVALID_PARAMS:
-                return Answer(f"error: {error.message}", error=True)
-            return Answer(f"{name} did not answer: {error.message}", valid=False)
+                return Answer(f"error: {error.message}"[:MOST], error=True)
+            return Answer(f"{name} did not answer: {error.message}"[:MOST], valid=False)
         except Exception as error:  # a dead or broken server, in whatever way it shows
             return Answer(f"{name} did not answer: {type(error).__name__}: {error}", valid=False)
         return Answer(_text(result), error=bool(result.is_error))
@@ -112,8 +113,9 @@ def connect(
     mcp = prepare()
     name, *rest = command
     place = mcp.StdioServerParameters(
-        command=name, args=rest, env=None if environment is None else dict(environment), cwd=folder
-    )
+        command=name, args=rest, env=None if environment is None else dict(environment), cwd=folder,
+        encoding_error_handler="replace",  # one byte that is no UTF-8 would end the reading of all that follows
+    )  # fmt: skip
     client, ready = mcp.Client(place), Future()
     thread = threading.Thread(
         target=lambda: asyncio.run(_serve(client, start_s, ready)), name=f"mcp {name}", daemon=True

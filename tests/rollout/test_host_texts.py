@@ -12,7 +12,7 @@ from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.envs import text as host_texts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host.driver import make_host_episodes
-from jaxrl_llm.rollout.host.env import single_turn
+from jaxrl_llm.rollout.host.env import fitting, single_turn
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.verifiers import gym
@@ -133,6 +133,17 @@ def test_without_the_package_the_remedy_is_named(monkeypatch):
 
 class _Answer(NamedTuple):
     value: int
+
+
+def test_a_text_of_megabytes_is_not_encoded_as_a_whole():
+    seen = []
+
+    def encode(text):
+        seen.append(len(text))
+        return [0, *[1] * (len(text) // 100), 2]
+
+    assert fitting("x" * 5_000_000, encode, 6) == [0, 1, 1, 1, 1, 2] and max(seen) == 768
+    assert fitting("x" * 500, encode, 600) == [0, 1, 1, 1, 1, 1, 2]
 
 
 def test_verdicts_are_rewards_and_failures_of_the_judge_are_invalid():

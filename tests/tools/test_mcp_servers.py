@@ -99,3 +99,28 @@ def test_a_wrong_command_is_one_line(command, said):
     with pytest.raises(UserError, match="--tools") as wrong:
         boxes.opened(f"mcp={command}")
     assert said in str(wrong.value) and "\n" not in str(wrong.value)
+
+
+STRAY = """
+import json, sys
+def say(line): sys.stdout.buffer.write(line + b"\\n"); sys.stdout.flush()
+for line in sys.stdin:
+    asked = json.loads(line)
+    kind, answer = asked.get("method"), {}
+    if kind == "initialize":
+        answer = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "stray", "version": "1"}}
+    elif kind == "tools/list":
+        answer = {"tools": [{"name": "long", "inputSchema": {"type": "object"}}]}
+    elif kind == "tools/call":
+        say(b"\\xff is no UTF-8, and no answer")
+        answer = {"content": [{"type": "text", "text": "x" * 300_000}]}
+    if "id" in asked: say(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}).encode())
+"""
+
+
+def test_stray_bytes_do_not_end_a_connection_and_long_answers_are_cut():
+    pytest.importorskip("mcp")
+    with mcp_servers.connect([sys.executable, "-c", STRAY], call_s=60.0, start_s=120.0) as box:
+        for _ in range(2):
+            assert box.run("long", {}) == calls.Answer("x" * 262_144)

@@ -111,6 +111,9 @@ def task_rows(answers: PyTree) -> list[PyTree]:
     return [treedef.unflatten(row) for row in zip(*leaves, strict=True)]
 
 
+LETTERS = 64  # for a token, of as much of a text as is looked at first
+
+
 def fitting(text: str, encode: Callable[[str], Sequence[int]], most: int) -> Sequence[int]:
     """The ids of a text, or of as much of its beginning as gives at most so many.
 
@@ -120,6 +123,10 @@ def fitting(text: str, encode: Callable[[str], Sequence[int]], most: int) -> Seq
     >>> fitting("abcdef", lambda text: [0, *map(ord, text), 1], 5)
     [0, 97, 98, 99, 1]
     """
+    size = LETTERS * max(most, 1)
+    while size < len(text) and len(encode(text[:size])) <= most:
+        size *= 2
+    text = text[:size]  # a text of megabytes is not encoded as a whole, and not again and again
     ids = encode(text)
     if len(ids) <= most:
         return ids
