@@ -33,6 +33,8 @@ def load_json(path: pathlib.Path) -> Any:
         raise DataError(f"{path}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:  # of numbers with thousands of digits, of endless brackets
+        raise DataError(f"{path}: JSON that cannot be read ({str(error).partition(';')[0]})") from error
 
 
 def checked(value: Any, kind: type, where: str) -> Any:

@@ -236,7 +236,9 @@ def humaneval(columns: dict[str, Any]) -> Problem:
 
 
 def mbpp(columns: dict[str, Any]) -> Problem:
-    """MBPP: a sentence and asserts; also ``prompt``/``test_imports`` of its sanitized half. All tests are shown.
+    """MBPP: a sentence and asserts; also ``prompt``/``test_imports`` of its sanitized half.
+
+    The tests of ``test_list`` are shown; those of ``challenge_test_list``, which few rows have, are not, and count too.
 
     >>> row = {"text": "Add one.", "code": "def f(x): return x + 1", "test_list": ["assert f(1) == 2"]}
     >>> mbpp(row).answer["entries"], mbpp(row).answer["checks"]

@@ -108,6 +108,8 @@ def test_appworld_tasks(tmp_path):
         ({"specs": {"instruction": "x"}}, r"82e2fac_1/specs.json: lacks datetime; it has instruction"),
         ({"specs": SPECS | {"supervisor": WHO | {"email": None}}}, r"specs.json: supervisor: email: null is not text"),
         ({"specs": '{\n"instruction": }'}, r"specs.json:2: not JSON"),
+        ({"specs": "[" * 100_000}, r"specs.json: JSON that cannot be read \(maximum recursion depth exceeded"),
+        ({"specs": "9" * 5000}, r"specs.json: JSON that cannot be read \(Exceeds the limit \(4300 digits\)"),
         ({"metadata": {"difficulty": True}}, r"metadata.json: difficulty: true is not a whole number"),
         ({"listed": "82e2fac_9"}, r"82e2fac_9/specs.json cannot be read"),
         ({"listed": "\n"}, r"train.txt names no task"),

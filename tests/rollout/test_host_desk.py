@@ -167,6 +167,14 @@ def test_a_talk_that_does_what_the_user_wants():
     assert handed[2:5] == (1.0, True, True)
 
 
+@pytest.mark.parametrize("written", ['{"a":' * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_a_stand_in_for_users_reads_whatever_an_agent_writes(written):
+    """An exception would void the episode: an agent could so throw away its own bad ones."""
+    system = f'<tools>{{"type": "function", "function": {{"name": "go"}}}}</tools>{tau_bench.WANTS}'
+    said = tau_bench.plain_user([{"content": system}, {"content": "a"}, {"content": f"go {written}"}])
+    assert said == '<tool_call>{"name": "go", "arguments": {}}</tool_call>'
+
+
 def test_bad_calls_are_answered_and_change_nothing():
     for action, text in (
         (_call("fly", {}), "there is no tool fly"),

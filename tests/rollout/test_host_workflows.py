@@ -242,6 +242,17 @@ def test_tasks_and_what_is_too_few():
     assert "first analyse" in shown and "At most 7 calls" in shown and "of 2 questions" in shown and SEED in shown
 
 
+def test_endless_brackets_are_no_answer():
+    found = workflow_programs.answer(
+        "",
+        "q",
+        double,
+        lambda program, stdin: Ran("ok", 0, f"\n{json.loads(stdin)['mark']}{'[' * 60_000}\n", "", 0.0),
+        most=1,
+    )
+    assert found == workflow_programs.Answered(None, "ok: ")
+
+
 def test_half_of_a_character_in_an_answer_is_a_question_mark():
     """What cannot be encoded would fail the episode, and with it the low score of the program."""
 

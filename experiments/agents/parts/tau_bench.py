@@ -129,7 +129,7 @@ def _call_text(found: re.Match[str], text: str) -> str:
     rest = text[found.end() :].lstrip(" (:`")
     try:
         arguments = json.JSONDecoder().raw_decode(rest)[0] if rest.startswith("{") else {}
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also of endless numbers and brackets, which an agent may write
         arguments = {}
     return f"{calls.OPEN}{json.dumps({'name': found.group(), 'arguments': arguments})}{calls.CLOSE}"
 

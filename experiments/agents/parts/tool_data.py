@@ -117,7 +117,7 @@ def standard(text: str) -> str:
         try:
             call = json.loads(match.group(1))
             said = {"name": call["name"], "arguments": call["arguments"]}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return match.group()
         return f"{OPEN}\n{json.dumps(said, ensure_ascii=False)}\n{CLOSE}"
 

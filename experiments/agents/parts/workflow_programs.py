@@ -89,7 +89,7 @@ def _said(stdout: str, mark: str) -> dict[str, Any]:
     lines = [line[len(mark) :] for line in stdout.splitlines() if line.startswith(mark)]
     try:
         said = json.loads(lines[-1]) if lines else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
         return {}
