@@ -249,6 +249,11 @@ def unseen(step: int, row: dict[str, float]) -> None:
     """Nobody watches the steps of a run."""
 
 
+def unmeasured(iteration: host.Iteration) -> dict[str, float]:
+    """Nothing is measured between two steps."""
+    return {}
+
+
 def stretches(stages: tuple[Stage, ...], every: int) -> Iterator[tuple[int, Stage, int, int]]:
     """``(index, stage, steps of this stretch, steps of the stage before it)``."""
     for index, stage in enumerate(stages):
@@ -285,6 +290,7 @@ class _Logs:
         self.measured: dict[int, dict[str, Any]] = {}
         self.track = track.nothing
         self.saved = 0  # the step of the newest checkpoint
+        self.compiled = 0  # programs of the processes that ran before this one
         if self.folder is not None and keeping.identity:
             hosts.by_first("folder of a seed", partial(self._open, self.folder))
 
@@ -307,6 +313,7 @@ class _Logs:
         hosts.by_first("rewinding", partial(_forget, self.folder, step))
         self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
         self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
+        self.compiled = max((row.get("compile/count") or 0 for row in self.metrics.values()), default=0)
         self.track = track.open_trackers(self.keeping.trackers if hosts.is_first() else (), self.folder, begin=step)
 
     def add(self, name: str, step: int, values: dict[str, Any]) -> None:
@@ -356,18 +363,21 @@ class SeedRun:
         temperature: float = 1.0,
         start: Callable[[Stage, Params, Key, int], TrainState] = shared_start,
         figures: Callable[[host.Iteration], dict[str, float]] = host.metrics_of,
+        between: Callable[[host.Iteration], dict[str, float]] = unmeasured,
         see: Callable[[int, dict[str, float]], None] = unseen,
     ):
         """Compiles nothing yet.
 
         Args:
           every: steps between measurements.
-          start: makes the state of a stage from the parameters before it, the seed's key and the stage's number.
+          start: makes the state of a stage from the parameters before it, the seed's key and the stage's number; but
+            for ``shared_start`` it trains these parameters themselves, which nothing else may need.
           figures: of a step of a loop in this process, for its line in ``metrics.jsonl``.
+          between: further ones, of a measurement behind the step, which may raise RunStopped.
           see: is told every step with its line.
         """
         self.plan, self.every, self.keeping, self.temperature = plan, every, keeping, temperature
-        self.start, self.figures, self.see = start, figures, see
+        self.start, self.figures, self.between, self.see = start, figures, between, see
         self.mesh = meshes.parse_mesh(mesh) if mesh else None
         self.place = None if self.mesh is None else partial(rules.constrain, mesh=self.mesh)
         self.shards = 1 if self.mesh is None else meshes.batch_parts(self.mesh)
@@ -409,7 +419,8 @@ class SeedRun:
                             f"weights are gone; give more --steps, or begin in another --out")  # fmt: skip
         logs.rewind(at)
         yield 0, None, self._measured(logs, 0, params, eval_key)
-        if state is not None and self.start is given_start and not self._trained(0):  # a resumed state has its own
+        if state is not None and self.start is not shared_start and not self._trained(0):
+            # a resumed state has its own
             jax.tree.map(lambda x: x.delete(), params)
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
@@ -451,7 +462,8 @@ class SeedRun:
         step = max(logs.metrics, default=0)
         if self.keeping.staleness is None and step > offset:  # an asynchronous run has given its state away
             self._save(logs, index, step, state)
-        return RunStopped(f"{error}; {logs.folder} is kept at step {step}, the same command goes on there")
+        how = "the same command goes on there" if self.keeping.of_seed else record.how_to_resume(logs.folder)
+        return RunStopped(f"{error}; {logs.folder} is kept at step {step}, {how}")
 
     def _measured(self, logs: _Logs, step: int, params: Params, key: Key) -> dict[str, np.ndarray]:
         if step in logs.measured:
@@ -489,9 +501,11 @@ class SeedRun:
                     raise UserError(f"checkpoint {path} belongs to other {name} than this run has; give what it was "
                                     "made with, or another folder")  # fmt: skip
             before = sum(stage.steps for stage in self.plan.stages[:index])
+            adapts = bool(self._trained(index))
             like = self._begin(index, params, key)
-            kept = checkpoint.restore(path, lora_state.kept(like, bool(self._trained(index))))
-            state = lora_state.whole(kept, like.params, bool(self._trained(index)))
+            shapes, base = checkpoint.shapes(lora_state.kept(like, adapts)), like.params if adapts else None
+            del like  # where a state fits into the memory once, another one beside it need not
+            state = lora_state.whole(checkpoint.restore(path, shapes), base, adapts)
             note = checkpoint.note(path)
             if streamed.PLACE in note:
                 self._stream(index, self.plan.stages[index]).set_state(note[streamed.PLACE])
@@ -565,23 +579,34 @@ class SeedRun:
                 at = done
             return
         loop = self._loop(index, stage.method)
-        line = self._timed()
+        line = self._timed(logs)
         for iteration in host.iterations(loop, state, end - offset):
-            yield {offset + int(iteration.state.step): line(iteration)}, iteration.state, iteration
+            row, lacking = line(iteration)
+            yield {offset + int(iteration.state.step): row}, iteration.state, iteration
+            if lacking is not None:  # not before: the state before this step is given away, its own is kept now
+                raise lacking
 
-    def _timed(self) -> Callable[[host.Iteration], dict[str, float]]:
-        """The lines of a loop that begins now: figures of the step, and how long it took."""
+    def _timed(self, logs: _Logs) -> Callable[[host.Iteration], tuple[dict[str, float], RunStopped | None]]:
+        """The lines of a loop that begins now: figures of the step, and how long it took.
+
+        Beside a line what its measurement lacks, where that raises it.
+        """
         clock = time.monotonic()
 
-        def line(iteration: host.Iteration) -> dict[str, float]:
+        def line(iteration: host.Iteration) -> tuple[dict[str, float], RunStopped | None]:
             nonlocal clock
-            took = time.monotonic() - clock
-            row = self.figures(iteration) | {"time/step_s": took, "compile/count": iteration.compiled}
+            took, lacking = time.monotonic() - clock, None
+            compiled = logs.compiled + iteration.compiled  # a run that goes on compiles its programs again
+            row = self.figures(iteration) | {"time/step_s": took, "compile/count": compiled}
             row |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
             if "tokens/generated" in row:
                 row["tokens/per_s"] = row["tokens/generated"] / took
+            try:
+                row |= self.between(iteration)
+            except RunStopped as error:
+                lacking = error
             clock = time.monotonic()  # what is measured for the line is no time of training
-            return row
+            return row, lacking
 
         return line
 
@@ -590,10 +615,12 @@ class SeedRun:
         asked: Callable[[], bool],
     ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         loop = self._loop(index, self.plan.stages[index].method)
-        kept, line = self.keeping, self._timed()
+        kept, line = self.keeping, self._timed(logs)
 
         def seen(iteration: host.Iteration) -> dict[str, float]:
-            row, step = line(iteration), offset + int(iteration.state.step)
+            (row, lacking), step = line(iteration), offset + int(iteration.state.step)
+            if lacking is not None:
+                raise lacking
             if step in (1, upto):  # rollouts are to be read where a checkpoint is kept, as in the host loop
                 self._look(index, iteration.state, iteration.drawn.trajectories, iteration.rewards, step, logs)
             return row

@@ -323,28 +323,40 @@ def begin_with(found: Opened, plan: Plan, run: pathlib.Path) -> Callable[[Stage,
     return begun
 
 
-def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[str, float]]:
-    """Of a step: its metrics but those of empty sets, its shares of the roofs, and the evaluations while training."""
-    settings, model, tables, mesh, _ = found
-    used = with_spread if settings.filter_groups else None
+def make_figures(found: Opened) -> Callable[[host.Iteration], dict[str, float]]:
+    """Of a step: its metrics but those of empty sets, and its shares of the roofs."""
+    settings, model, _, mesh, _ = found
+    keep = method.keep(settings, with_spread if settings.filter_groups else None)
     roof = utilisation.make_roof(
         model.config, jnp.dtype(settings.compute), group_size=settings.group_size,
         mesh=rollout_layout(settings, mesh),  # which an update's roof knows by its number of chips alone
-        keep=method.keep(settings, used), adapter=settings.lora > 0,
+        keep=keep, adapter=settings.lora > 0,
     )  # fmt: skip
 
     def figures(iteration: host.Iteration) -> dict[str, float]:
-        rows, step = iteration.drawn.trajectories, int(iteration.state.step)
-        values = health.without_empty(iteration.metrics, rows, iteration.rewards, used)
+        rows = iteration.drawn.trajectories
+        values = health.without_empty(iteration.metrics, rows, iteration.rewards, keep)
         if iteration.seconds:  # phases that overlap have no share of a roof
             values |= roof(rows, iteration.rewards, iteration.seconds)
-        if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
-            measured = plan.measure(iteration.state.params, jax.random.key(settings.seed))
-            values |= evaluate.figures(evaluate.of_samples(measured, tables.heldout_table))
-            hosts.say(f"step {step}: pass@1 {values['eval/pass@1']:.3f}")
         return values
 
     return figures
+
+
+def make_between(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[str, float]]:
+    """The evaluations while training."""
+    settings = found.settings
+
+    def between(iteration: host.Iteration) -> dict[str, float]:
+        step = int(iteration.state.step)
+        if not settings.eval_every or step % settings.eval_every or step >= settings.steps:
+            return {}
+        measured = plan.measure(iteration.state.params, jax.random.key(settings.seed))
+        values = evaluate.figures(evaluate.of_samples(measured, found.tables.heldout_table))
+        hosts.say(f"step {step}: pass@1 {values['eval/pass@1']:.3f}")
+        return values
+
+    return between
 
 
 def worker_program(settings: Settings, index: int) -> Program:
@@ -379,7 +391,7 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
     one = SeedRun(
         plan, settings.steps, settings.mesh, keeping, temperature=settings.temperature,
         start=begin_with(found, plan, run),
-        figures=make_figures(found, plan), see=see,
+        figures=make_figures(found), between=make_between(found, plan), see=see,
     ).run(settings.seed, stop)  # fmt: skip
     before = after = evaluate.of_samples(next(one)[2], found.tables.heldout_table)
     remember(settings, run)  # the run holds its folder now, and can go on with these

@@ -503,6 +503,8 @@ def moved_weights(settings: MethodSettings) -> Callable[..., dict[str, Any]] | N
             extras |= MovingKL(jnp.where(jnp.any(batch.mask), moved, weight))._asdict()
         if settings.entropy_target:
             mask = trajectories.mask
+            if needs_greedy(settings):  # whose tokens were not drawn
+                mask = mask & ~last_of_groups(trajectories.group_ids)[:, None]
             entropy = reduce.tokens(losses.sampled_entropy(trajectories.sampler_logp, mask), mask)
             moved = losses.adapted_entropy_coefficient(
                 declared(MovingEntropy, extras).entropy_weight, entropy, target=settings.entropy_target,

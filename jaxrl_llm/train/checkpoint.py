@@ -217,8 +217,21 @@ def latest(folder: str | pathlib.Path) -> pathlib.Path | None:
     return None
 
 
+def shapes(state: TrainState) -> TrainState:
+    """What ``restore`` needs of a state: shapes, dtypes and shardings, but for keys without the arrays themselves."""
+
+    def shape(x: Any) -> Any:
+        bare = isinstance(x, jax.Array) and not _is_key(x)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if bare else x
+
+    return jax.tree.map(shape, state)
+
+
 def restore(path: str | pathlib.Path, like: TrainState) -> TrainState:
     """Reads a checkpoint into the structure, shapes, dtypes and shardings of ``like``.
+
+    Args:
+      like: a state, or its ``shapes``, beside which there is room for what is read.
 
     Raises:
       UserError: naming the first leaf that the checkpoint holds in another shape or not at all.

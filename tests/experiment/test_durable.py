@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,11 +23,11 @@ from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.asynchronous.limits import Sizes
 from jaxrl_llm.asynchronous.roles import make_program
 from jaxrl_llm.asynchronous.workers import Threads
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.experiment import cli, durable, loop
 from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
 from jaxrl_llm.experiment.evidence import store
-from jaxrl_llm.run.records import record, track
+from jaxrl_llm.run.records import record, report, track
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import checkpoint, skipped
 from jaxrl_llm.train.skipped import NotFinite
@@ -97,6 +98,59 @@ def test_what_is_done_is_not_done_again(undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(durable.host, "iterations", refused)
     monkeypatch.setattr(durable.offline, "make_run", refused)
     alike(run(tmp_path), undisturbed[0])
+
+
+def one_seed(folder, **given):
+    keeping = Keeping(folder=folder, identity="one", checkpoint_every=50, of_seed="", of_stage="")
+    plan = tiny.build(dataclasses.replace(SETTINGS, warm_steps=0))
+    own = plan._replace(init=lambda key: jax.tree.map(jnp.copy, plan.init(key)))  # parameters that nobody else has
+    return durable.SeedRun(own, 5, "", keeping, **{"start": durable.given_start} | given).run(0, Stop())
+
+
+def test_what_a_measurement_between_steps_lacks_keeps_its_step(tmp_path):
+    """The state before it is given away by then; the figures that were not measured are not there."""
+
+    def lacking(iteration):
+        if int(iteration.state.step) == 3:
+            raise RunStopped("the budget is spent")
+        return {"eval/more": 0.5}
+
+    for _ in one_seed(tmp_path / "whole"):
+        pass
+    said = f"the budget is spent; {tmp_path}/cut is kept at step 3, continue with: python -m jaxrl_llm --resume "
+    with pytest.raises(RunStopped, match=said):
+        for _ in one_seed(tmp_path / "cut", between=lacking):
+            pass
+    for _ in one_seed(tmp_path / "cut"):
+        pass
+    rows, wanted = (record.read_lines(tmp_path / name / "metrics.jsonl") for name in ("cut", "whole"))
+    assert [row.get("eval/more") for row in rows] == [0.5, 0.5, None, None, None]
+    assert [row["reward/mean"] for row in rows] == [row["reward/mean"] for row in wanted]
+    assert [row["step"] for row in report.steady(rows)] == [2, 3, 5], "who goes on compiles again"
+    ends = (record.read_lines(tmp_path / name / "measured.jsonl")[-1] for name in ("cut", "whole"))
+    assert next(ends) == next(ends)
+
+
+def test_a_run_that_goes_on_holds_no_state_twice(tmp_path, monkeypatch):
+    """Where the state is read nothing is left of the one that says its shapes; what was loaded is gone behind it."""
+    for _ in one_seed(tmp_path):
+        pass
+    restore, moments, loaded = checkpoint.restore, [], []
+
+    def start(*given):
+        state = durable.given_start(*given)
+        moments.extend(map(weakref.ref, jax.tree.leaves(state.opt_state)))
+        loaded.extend(jax.tree.leaves(state.params))
+        return state
+
+    def watched(path, like):
+        assert moments and not any(moment() for moment in moments)
+        return restore(path, like)
+
+    monkeypatch.setattr(checkpoint, "restore", watched)
+    for _ in one_seed(tmp_path, start=start):
+        pass
+    assert loaded and all(x.is_deleted() for x in loaded)
 
 
 def test_a_damaged_checkpoint_costs_the_steps_behind_it_only(undisturbed, tmp_path, monkeypatch, capsys):

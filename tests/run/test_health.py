@@ -81,6 +81,10 @@ def test_means_of_nothing_are_left_out():
         "reward/mean", "length/wrong_tokens", "grad/norm"
     }  # fmt: skip
     assert "policy/entropy" in health.without_empty(figures, rows, equal)  # all groups train: there are tokens
+    cut = rows._replace(truncated=jnp.ones(4, bool))  # all out of tokens, which leave the loss
+    keep = method.keep(dataclasses.replace(settings.Settings(), overlong="mask"), None)
+    assert "policy/entropy" not in health.without_empty(figures, cut, mixed, keep)
+    assert "policy/entropy" in health.without_empty(figures, rows, mixed, keep)
     invalid = Rewards(jnp.zeros(4), jnp.zeros(4, bool))
     assert set(health.without_empty(figures, rows, invalid)) == {"grad/norm"}
 

@@ -449,6 +449,16 @@ def test_the_bonus_for_entropy_is_paid_below_its_target():
         close.assert_near(terms, paid * np.where(MASK, -np.asarray(ENTROPY), 0.0))
 
 
+def test_greedy_responses_say_nothing_of_the_entropy():
+    settings = of(entropy_weight=0.1, entropy_target=1.0, advantages="remax_advantages")
+    said = jnp.asarray([[-2.0], [-0.5], [-4.0], [-0.5]])  # the last of two is greedy
+    drawn = rows()._replace(sampler_logp=jnp.where(MASK, said, 0.0))
+    state = TrainState((), (), jnp.int32(1), None, (), method.first_weights(settings))
+    assert float(method.moved_weights(settings)(state, _batch(), drawn, REWARDS)["entropy"]) == 3.0, (
+        "2 and 4, 4 tokens each"
+    )
+
+
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_schedules_warm_up_first(schedule):
     rate = method.learning_rate(of(schedule=schedule, learning_rate=1.0, warmup_steps=4), 20)

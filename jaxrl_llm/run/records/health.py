@@ -35,10 +35,11 @@ def without_empty(
       used: ``(trajectories, rewards) -> bool [B]``, the rows that the loss counts beside those that are invalid; of
         none of their tokens, entropy and gap are no numbers. None: all.
     """
-    mask, ids, value, valid = hosts.gathered((trajectories.mask, trajectories.group_ids, rewards.value, rewards.valid))
-    kept = valid
+    read = {name: getattr(trajectories, name) for name in ("mask", "group_ids", "truncated")}
+    read, value, valid = hosts.gathered((read, rewards.value, rewards.valid))  # also those of other hosts
+    mask, kept = read["mask"], valid
     if used is not None:
-        here = trajectories._replace(mask=jnp.asarray(mask), group_ids=jnp.asarray(ids))  # also those of other hosts
+        here = trajectories._replace(**{name: jnp.asarray(x) for name, x in read.items()})
         kept = valid & np.asarray(used(here, Rewards(jnp.asarray(value), jnp.asarray(valid))))
     empty: set[str] = set()
     waits = not figures.get(refill.TRAINED, 1.0)  # for more rollouts, and none of its rows trains
