@@ -55,6 +55,13 @@ def test_nan_outside_the_mask_is_harmless(mode):
     assert np.isfinite(gradient).all() and (np.asarray(gradient)[~np.asarray(MASK)] == 0).all()
 
 
+def test_sequences_without_a_token_count_for_a_constant_alone():
+    """Two packed sequences and padding; of the second nothing is trained."""
+    ids, mask = jnp.array([[1, 1, 2, 2, 0]]), jnp.array([[True, False, False, False, False]])
+    found = {mode: float(reduce.denominator(mask, mode=mode, segment_ids=ids)) for mode in reduce.MODES}
+    assert found == {"token_mean": 1.0, "seq_mean": 1.0, "seq_sum": 1.0, "constant": 2.0}
+
+
 def test_empty_mask_gives_zero():
     assert float(reduce.tokens(TERMS, jnp.zeros_like(MASK), mode="seq_mean")) == 0.0
 

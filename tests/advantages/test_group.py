@@ -119,6 +119,10 @@ def test_filters_by_the_sheet():
     assert group.mean_within(rewards, ids, low=0.0, high=1.0).all()
     informative = group.informative_groups(rewards, ids, low=0.0, high=1.0).reshape(4, 4)
     assert informative.all(axis=1).tolist() == [True, False, True, False]
+    # a mean at a bound is within: a half and a quarter
+    for low, high in ((0.25, 0.5), (0.0, 0.25), (0.5, 1.0)):
+        within = group.informative_groups(rewards, ids, low=low, high=high)[::4].tolist()
+        assert within == [high >= 0.5, False, low <= 0.25, False]
 
 
 def test_the_widest_groups_against_a_loop():
@@ -135,6 +139,9 @@ def test_the_widest_groups_against_a_loop():
         )
     equal = jnp.ones(6), jnp.repeat(jnp.arange(3), 2)
     assert group.widest_groups(*equal, share=0.1).tolist() == [True, True, False, False, False, False]
+    # 0.53 of 100 in float32 is a little less than 53
+    many = jnp.arange(1.0, 101.0)[:, None] * jnp.array([[0.0, 1.0]]), jnp.repeat(jnp.arange(100), 2)
+    assert int(group.widest_groups(many[0].reshape(-1), many[1], share=0.53).sum()) == 2 * 53
     with pytest.raises(ValueError, match="share=0"):
         group.widest_groups(*equal, share=0.0)
 

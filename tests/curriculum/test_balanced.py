@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.curriculum import balanced, epochs
+from jaxrl_llm.curriculum import balanced, epochs, pairs
 from tests import close
 
 
@@ -133,3 +133,8 @@ def test_epochs_are_orders_of_their_own_however_they_are_cut():
     assert all(sorted(order) == list(range(12)) for order in orders) and len(set(orders)) == 4
     assert drawn(7) == whole[:42] and drawn(48) == whole
     assert drawn(12, seed=1) != whole
+
+
+def test_of_two_best_responses_the_second_is_as_good_and_they_are_no_pair():
+    found = pairs.best_and_second(jnp.array([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]))
+    assert [x.tolist() for x in found] == [[0, 1], [1, 2], [False, True]]
