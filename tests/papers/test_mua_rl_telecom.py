@@ -208,7 +208,7 @@ def test_the_arms_of_the_file_train_in_the_domain_that_is_named():
     for users in (retail.holding_back, retail.outspoken):
         changed = arms.resolve(mua_rl, settings, ("mua_rl" if users is retail.holding_back else "static",))
         (resolved,) = changed.values()
-        np.testing.assert_array_equal(mua_rl.embedded(resolved).tasks.train.tokens, users(telecom.problems).tokens)
+        np.testing.assert_array_equal(mua_rl.embedded(resolved).tasks.train.tokens, users(telecom.requests).tokens)
     assert mua_rl.embedded(mua_rl.Settings()).measure.args[0] is retail.make_retail()
     with pytest.raises(UserError, match="--domain"):
         cli.run(mua_rl, ["--plan", "--domain", "airline"])

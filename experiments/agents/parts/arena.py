@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts import swapped_weights
 from experiments.parts import strings
@@ -95,12 +95,26 @@ def drawn_apart(
     with jax.ensure_compile_time_eval():  # also where what uses the tables is traced
         for seed, (count, back) in enumerate(((train, False), (heldout, True))):
             drawn = draw(16 * count, seed)
-            mixed = identify(drawn).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
-            rows = np.flatnonzero((mixed % np.uint64(5) == 0) == back)[:count]
-            if len(rows) < count:
-                raise ValueError(f"{len(rows)} of {16 * count} draws are of the part of which {count} are wanted")
-            tables.append(jax.tree.map(lambda x, rows=rows: x[rows], drawn))
+            tables.append(first_of(drawn, held_by_hash(identify(drawn)) == back, count))
     return tables[0], tables[1]
+
+
+def held_by_hash(numbers: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
+    """Whether what a number stands for is held back for the measurement, which one in five is."""
+    mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+    return mixed % np.uint64(5) == 0
+
+
+def first_of(drawn: Problems, wanted: Bool[np.ndarray, " N"], count: int) -> Problems:
+    """The first ``count`` of the tasks that are wanted.
+
+    Raises:
+      ValueError: where there are fewer.
+    """
+    rows = np.flatnonzero(wanted)[:count]
+    if len(rows) < count:
+        raise ValueError(f"{len(rows)} of {len(wanted)} draws are of the part of which {count} are wanted")
+    return jax.tree.map(lambda x: x[rows], drawn)
 
 
 def skilled(

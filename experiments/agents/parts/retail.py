@@ -29,7 +29,7 @@ from jaxrl_llm.types import Key, Problems, Trajectories
 
 ORDERS, SIZES, TURNS = 3, 4, 7  # TURNS: a shortest plan has 2 to 6
 ALPHABET = "_CXLmosekabc0123=!."  # the first is padding
-Draw = Callable[..., Problems]  # (count, seed, openly=)
+Draw = Callable[..., Problems]  # (count, seed, openly=, measured=)
 Users = Callable[[Draw], Problems]
 _AT = {c: i for i, c in enumerate(ALPHABET)}
 CANCELLED = -1  # the size of an order that is no more
@@ -83,6 +83,21 @@ def problems(count: int, seed: int, *, openly: bool, fickle: float = 0.2) -> Pro
     tokens = jnp.asarray(np.stack([first, second, third], axis=1), jnp.int32)
     level = jnp.asarray(np.where(cancel, 0, 1 + turns), jnp.int32)
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, level)
+
+
+def requests(count: int, seed: int, *, openly: bool, measured: bool = False) -> Problems:
+    """``problems`` for training, or such as ask what none of these does, whoever asks them, and how.
+
+    Measured are those of one price of four for each order that is to be cancelled, and of one size of four for each
+    that is to be exchanged in the end. Nobody in training asks for that size first, either.
+    """
+    with jax.ensure_compile_time_eval():  # also where what uses the table is traced
+        drawn = problems(16 * count, seed, openly=openly)
+        task = {name: np.asarray(x) for name, x in drawn.answers.items()}
+        order, cancel = task["order"], task["cancel"]
+        ends, begins = (np.where(cancel, False, task[name] == order + 1) for name in ("final", "size"))
+        held = ends | (cancel & (task["prices"][np.arange(len(order)), order] == order))
+        return arenas.first_of(drawn, held if measured else ~held & ~begins, count)
 
 
 class _Said(NamedTuple):
@@ -188,12 +203,12 @@ def anything(key: Key) -> Int[Array, " 3"]:
     return jnp.stack([firsts[kind], seconds[kind], jnp.where(kind == 6, _AT["0"] + size, _AT["."])]).astype(jnp.int32)
 
 
-def holding_back(draw: Draw = problems) -> Problems:
+def holding_back(draw: Draw = requests) -> Problems:
     """Users who say what they are asked, and may change their mind."""
     return draw(256, 0, openly=False)
 
 
-def outspoken(draw: Draw = problems) -> Problems:
+def outspoken(draw: Draw = requests) -> Problems:
     """Users who say everything in the first message."""
     return draw(256, 1, openly=True)
 
@@ -201,11 +216,10 @@ def outspoken(draw: Draw = problems) -> Problems:
 def desk_arena(env: Env, draw: Draw, behave: Callable[[Any, Key], Array], *, words: int, turns: int) -> arenas.Arena:
     """A decoder of two layers; the table to imitate has both kinds of users, that to measure those who hold back.
 
-    The tables are drawn by themselves: of the shop 45 of the 48 requests that are measured are, in what they ask for
-    and of which order, requests that train.
+    What is measured asks nothing that the others ask, see ``requests``.
     """
     both = jax.tree.map(lambda *x: jnp.concatenate(x), holding_back(draw), outspoken(draw))
-    return arenas.make_arena(env, both, draw(48, 2, openly=False), behave, words=words, turns=turns)
+    return arenas.make_arena(env, both, draw(48, 2, openly=False, measured=True), behave, words=words, turns=turns)
 
 
 @lru_cache(maxsize=4)
@@ -216,18 +230,18 @@ def make_retail(*, skill: float = 0.8) -> arenas.Arena:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
     behave = arenas.skilled(expert, anything, skill)
-    return desk_arena(make_env(), problems, behave, words=len(ALPHABET), turns=TURNS)
+    return desk_arena(make_env(), requests, behave, words=len(ALPHABET), turns=TURNS)
 
 
 @lru_cache(maxsize=8)
 def to_train(
-    arena: arenas.Arena, users: Users = holding_back, *, bonus: float = 0.0, draw: Draw = problems,
+    arena: arenas.Arena, users: Users = holding_back, *, bonus: float = 0.0, draw: Draw = requests,
     make: Callable[..., Env] = make_env,
 ) -> arenas.Arena:  # fmt: skip
     """The arena with one kind of users to train on, and a ``bonus`` while training.
 
     Args:
-      draw, make: problems and env of another desk.
+      draw, make: requests and env of another desk.
     """
     return dataclasses.replace(arena, env=make(bonus=bonus), train=users(draw))
 

@@ -44,6 +44,7 @@ _SET = {c: i for i, c in enumerate(SETTINGS)}
 READ = {"s": "psln", "d": "drvt", "m": "wg"}  # what the user sees at once
 TURNED, MENDED, SEARCHES = "pdrtw", "svg", "pdrsb"  # settings that are turned, that only get right; who look for a line
 SERVICE, DATA, PICTURES = range(3)
+DATABASE = ("status", "roams", "used")  # of each line
 ACTIVE, OVERDUE, ENDED = range(3)  # status of a line: the last two are suspended
 NO_BILL, UNPAID, ASKED, PAID = range(4)
 
@@ -150,6 +151,29 @@ def problems(count: int, seed: int, *, openly: bool, fickle: float = 0.2, most: 
     answers = {name: jnp.asarray(x, jnp.bool_ if x.dtype == bool else jnp.int32) for name, x in stacked.items()}
     tokens = jnp.asarray([encode(prompt) for prompt, _, _ in drawn], jnp.int32)
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, jnp.asarray([x for _, _, x in drawn], jnp.int32))
+
+
+def asked(calls: Problems) -> Int[np.ndarray, " N"]:
+    """What a call is about, as one number: issues, line, place, what is wrong, and what the database says of the line.
+
+    Lines of others do not count, nor what makes no difference: roaming at home, gigabytes where data are left.
+    """
+    task = {name: np.asarray(x).astype(np.uint64) for name, x in calls.answers.items()}
+    mine = {name: np.take_along_axis(task[name], task["line"][:, None].astype(int), 1)[:, 0] for name in DATABASE}
+    abroad, number = task["abroad"], np.zeros(len(task["line"]), np.uint64)
+    wrong = [task["wrong"][:, k] * (abroad if name == "r" else 1) for name, k in _SET.items()]
+    parts = [(task["issue"], 3), (task["final"], 3), (task["line"], LINES), (abroad, 2), (mine["status"], 3)]
+    parts += [(mine["roams"] * abroad, 2), (mine["used"], 2), (mine["used"] * task["amount"], MOST_GB + 1)]
+    for value, size in [*parts, *((x, 2) for x in wrong)]:
+        number = number * np.uint64(size) + value
+    return number.astype(np.int64)
+
+
+def requests(count: int, seed: int, *, openly: bool, measured: bool = False) -> Problems:
+    """``problems`` for training, or such as are about what none of these is about, whoever calls, and how."""
+    with jax.ensure_compile_time_eval():  # also where what uses the table is traced
+        drawn = problems(16 * count, seed, openly=openly)
+        return arenas.first_of(drawn, arenas.held_by_hash(asked(drawn)) == measured, count)
 
 
 # --- the phone and the database
@@ -400,10 +424,10 @@ def make_telecom(*, skill: float = 0.8) -> arenas.Arena:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
     behave = arenas.skilled(expert, anything, skill)
-    return retail.desk_arena(make_env(), problems, behave, words=len(ALPHABET), turns=TURNS)
+    return retail.desk_arena(make_env(), requests, behave, words=len(ALPHABET), turns=TURNS)
 
 
-to_train = partial(retail.to_train, draw=problems, make=make_env)
+to_train = partial(retail.to_train, draw=requests, make=make_env)
 
 
 def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
