@@ -7,9 +7,11 @@ Equations: d_t = log pi - log ref at token t, D_t = sum_{i >= t} d_i, R at the e
            R)^2; policy: mean_t (sg(V_t) + beta (d_t + sg(D_{t+1})) - R)^2 + alpha KL(pi || ref), exact over the
            vocabulary; both steps from the same values. step: t and d of reasoning steps; response: the first term
            alone; rejection: log-likelihood of the right responses; dpo: right and wrong ones in pairs; kto: each by
-           itself, w (1 - sigmoid(+-beta (log pi / ref - z))), z the mean log-ratio of mismatched pairs; scrambled:
-           oreo, rewards of other responses to the same problem; rounds: oreo, a second table, made and anchored at half
-           of the steps; larger: rejection from four times the problems, which a bed with room must show.
+           itself, w (1 - sigmoid(+-beta (log pi / ref - z))), z the mean log-ratio of mismatched pairs, w = 1
+           (kto_balanced: w of right ones so that both sides weigh alike, wrong ones per right one in the table);
+           scrambled: oreo, rewards of other responses to the same problem; rounds: oreo, a second table, made and
+           anchored at half of the steps; larger: rejection from four times the problems, which a bed with room must
+           show.
 Left out:  ALFWorld; enumerated values as an oracle: 18 tokens of a model have no table, and `larger` is the arm that a
            bed with room must show; one norm bounds the gradient of policy and critic together.
 Expect:    eval/accuracy: oreo > rejection, oreo > dpo, oreo > step - 0.02, step > response, rounds > oreo; search/lift,
@@ -18,8 +20,9 @@ Measure:   held-out Countdown with three numbers, where the base starts at 0.15 
            base to each of 320 training problems, new for each seed; equal tables and updates: 200 of 64 responses read
            a table two and a half times; dpo and kto at a tenth of the learning rate, at all of which they unlearnt the
            form (0.00 in the first record). Diagnostic: area under the ROC of V at the first and at the middle token of
-           responses, in training (value/) and of 256 to held-out problems (heldout/; gate 0.6). beta_low and beta_high:
-           a tenth and ten times beta, where the best V is near the largest and near the mean reward. No knob takes what
+           responses, in training (value/) and of 256 to held-out problems (heldout/; gate 0.6). beta_low, beta_lower,
+           beta_higher and beta_high: 0.1, 0.3, 3 and 10 times beta (here 0.01, 0.03, 0.3 and 1); where it is least the
+           best V is near the largest reward, where it is greatest near the mean one. No knob takes what
            credit by tokens is for, long responses, to zero on 18 of them: response is one step, scrambled credit
            without meaning. In the record beams by V (0.28) beat one sample (0.26) and lose to the best of as many
            samples by V (search/gain -0.053 [-0.075, -0.032]); dpo and kto fell below the start, to 0.06 and 0.00 (kto's
@@ -88,9 +91,12 @@ ARMS = {
     "response": {"starts": response_table.one_step},
     "dpo": {"method": response_table.dpo, "of_rate": 0.1},
     "kto": {"method": response_table.kto, "of_rate": 0.1},
+    "kto_balanced": {"method": response_table.balanced_kto, "of_rate": 0.1},
     "scrambled": {"credit": response_table.scrambled},
     "rounds": {"rounds": 2},
     "beta_low": {"beta": experiment.Times(0.1)},
+    "beta_lower": {"beta": experiment.Times(0.3)},
+    "beta_higher": {"beta": experiment.Times(3)},
     "beta_high": {"beta": experiment.Times(10)},
     "larger": {"method": response_table.rejection, "table_problems": experiment.Times(4)},
 }

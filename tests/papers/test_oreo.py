@@ -222,14 +222,30 @@ def test_kto_by_hand():
     value, figures = method.loss(params, reference, rows(np.arange(4)))
     close.assert_near(value, np.float32(want), terms=256, magnitude=8.0)
     assert method.whole is None and float(figures["tokens/trained"]) == length.sum()
+    # both sides alike: three wrong responses, of which one trains nothing, to one right one
+    table = rows(np.arange(4))._replace(reward=jnp.array([1.0, 0, 0, 0]))
+    table = table._replace(mask=table.mask & (jnp.arange(4) != 2)[:, None])
+    balanced = tables.balanced_kto(settings, found)
+    shown = balanced.rows(table, 4)
+    assert shown.weight.tolist() == [2.0, 1.0, 1.0, 1.0] and balanced.whole is None
+    gap = max(0.0, ratio(rows(np.array([1, 2, 3, 0])))[[0, 2, 3]].mean())  # of the crossed rows those that count
+    sign, kept = np.array([1.0, -1.0, -1.0, -1.0]), np.array([0, 1, 3])
+    terms = 1 - 1 / (1 + np.exp(-sign * settings.dpo_beta * (own - gap)))
+    want = np.mean((np.array([2.0, 1.0, 1.0, 1.0]) * terms)[kept])
+    value, figures = balanced.loss(params, reference, shown)
+    close.assert_near(value, np.float32(want), terms=256, magnitude=8.0)
+    assert float(figures["tokens/trained"]) == length[kept].sum()
+    for reward in (jnp.zeros(4), jnp.ones(4)):  # nothing to weigh against
+        assert tables.sides_alike(table._replace(reward=reward), 4).weight.tolist() == [1.0] * 4
 
 
 def test_arms_keep_their_meaning_at_scale():
-    """The positive control has four times the problems, and beta a tenth and ten times of what it is."""
-    for base, problems, betas in ((oreo.Settings(), 60_000, (0.003, 0.3)), (embedded(), 1280, (0.01, 1.0))):
-        found = arms.resolve(oreo, base, ("larger", "beta_low", "beta_high"))
+    """The positive control has four times the problems, and beta from a tenth to ten times of what it is."""
+    scale, here = (0.003, 0.009, 0.09, 0.3), (0.01, 0.03, 0.3, 1.0)
+    for base, problems, betas in ((oreo.Settings(), 60_000, scale), (embedded(), 1280, here)):
+        found = arms.resolve(oreo, base, ("larger", "beta_low", "beta_lower", "beta_higher", "beta_high"))
         assert found["larger"].table_problems == problems
-        assert tuple(found[name].beta for name in ("beta_low", "beta_high")) == betas
+        assert tuple(found[name].beta for name in ("beta_low", "beta_lower", "beta_higher", "beta_high")) == betas
 
 
 def embedded():

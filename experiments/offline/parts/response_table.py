@@ -383,8 +383,8 @@ def mismatched(batch: Table, *, prompt: int) -> Table:
     return batch._replace(tokens=tokens, segment_ids=segments, positions=positions, mask=mask)
 
 
-def kto(settings: Any, found: Bench) -> Method:
-    """Right responses desirable, wrong ones not, each by itself; ``z`` is the mean log-ratio of mismatched pairs."""
+def _kto_terms(settings: Any, found: Bench) -> Callable[..., tuple[Array, Array, Array]]:
+    """``(params, reference, table) -> (losses, which of them count, z)`` of ``kto``."""
     prompt = found.train.tokens.shape[1]
 
     def ratios(params: Params, reference: Params, rows: Table) -> tuple[Array, Array]:
@@ -392,16 +392,58 @@ def kto(settings: Any, found: Bench) -> Method:
         own, anchor = (reduce.sequences(logp, rows.mask) for logp in both)
         return own, jax.lax.stop_gradient(anchor)
 
-    def loss(params: Params, reference: Params, batch: Table) -> tuple[Array, Metrics]:
+    def terms(params: Params, reference: Params, batch: Table) -> tuple[Array, Array, Array]:
         crossed, there = mismatched(batch, prompt=prompt), jnp.any(batch.mask, axis=1)
         other = ratios(jax.lax.stop_gradient(params), reference, crossed)
         gap = reduce.scalars(other[0] - other[1], jnp.any(crossed.mask, axis=1))
         own, anchor = ratios(params, reference, batch)
-        terms = preference.kto_loss(own, anchor, batch.reward > 0.5, gap, beta=settings.dpo_beta)
-        value = reduce.scalars(terms.loss, there)
+        losses = preference.kto_loss(own, anchor, batch.reward > 0.5, gap, beta=settings.dpo_beta).loss
+        return losses, there, gap
+
+    return terms
+
+
+def kto(settings: Any, found: Bench) -> Method:
+    """Right responses desirable, wrong ones not, each by itself; ``z`` is the mean log-ratio of mismatched pairs."""
+    terms = _kto_terms(settings, found)
+
+    def loss(params: Params, reference: Params, batch: Table) -> tuple[Array, Metrics]:
+        losses, there, gap = terms(params, reference, batch)
+        value = reduce.scalars(losses, there)
         return value, {"kto/loss": value, "kto/gap": gap} | trained(batch)
 
     return Method(as_drawn, loss, None)
+
+
+class Weighed(NamedTuple):
+    """Responses, and how much each of them counts."""
+
+    table: Table
+    weight: Float[Array, " N"]
+
+
+def sides_alike(table: Table, group_size: int) -> Weighed:
+    """Wrong responses count 1, right ones as often as there are more wrong ones, so that both sides weigh alike.
+
+    ``w_d n_d = w_u n_u``, the lower end of what is advised in "KTO: Model Alignment as Prospect Theoretic
+    Optimization", arXiv:2402.01306, section 4.2. Where there are no right ones, or no wrong ones, all count 1.
+    """
+    right, there = table.reward > 0.5, jnp.any(table.mask, axis=1)
+    good, bad = (jnp.sum((x & there).astype(jnp.float32)) for x in (right, ~right))
+    more = jnp.where((good > 0) & (bad > 0), bad / jnp.maximum(good, 1.0), 1.0)
+    return Weighed(table, jnp.where(right, more, 1.0))
+
+
+def balanced_kto(settings: Any, found: Bench) -> Method:
+    """``kto`` with ``sides_alike``."""
+    terms = _kto_terms(settings, found)
+
+    def loss(params: Params, reference: Params, batch: Weighed) -> tuple[Array, Metrics]:
+        losses, there, gap = terms(params, reference, batch.table)
+        value = reduce.scalars(batch.weight * losses, there)
+        return value, {"kto/loss": value, "kto/gap": gap} | trained(batch.table)
+
+    return Method(sides_alike, loss, None)
 
 
 @lru_cache(maxsize=8)
