@@ -7,14 +7,15 @@ Equations: U = problems without a right one of N base samples; expansion = share
            further samples of the base; beyond = expansion - chance, of the same U. grpo: on the whole pool; easy: on
            its easiest kind; entropy: GRPO + 0.02 H; pass_at_k: pass@4 advantages; longer: twice the updates; teacher:
            SFT on solutions of the pool; floor: no training.
-Left out:  the paper's filters, its pools of several sources, the union and the intersection of U over several bases,
-           and N = 1024 (256 here).
+Left out:  the paper's filters, the union and the intersection of U over several bases, and N = 1024 (256 here).
 Expect:    eval/beyond: grpo < 0.1, teacher > grpo; eval/accuracy: grpo > floor.
-Measure:   128 fresh sums modulo 7 of eight digits, none a problem of training, of which none, two or six are digits at
-           which the base has read mostly slips; an answer is seven tokens, all running sums, which a guess has right in
-           1 of 823543. The pool is one task of three kinds. The bed is invalid unless the base fails a quarter of the
-           problems in all samples, and four fifths of those again. Equal updates but for longer (and none for floor).
-Run:       python -m experiments.analysis.math_beyond
+Measure:   128 fresh problems, none of which is one of training, of which none, two or six inputs are such that the base
+           has read mostly slips there; an answer is seven tokens, all states on the way, which a guess has right in 1
+           of 823543. The pool is one task of three kinds, sums modulo 7 of eight digits; --world mixed is a pool of two
+           sources, half sums and half runs of a machine of seven states, in which inputs are maps whose order counts.
+           The bed is invalid unless the base fails a quarter of the problems in all samples, and four fifths of those
+           again. Equal updates but for longer (and none for floor).
+Run:       python -m experiments.analysis.math_beyond [--bed mixed --world mixed --base-steps 800]
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from functools import partial
 import jax
 import optax
 
-from experiments.analysis.parts import beyond_base
+from experiments.analysis.parts import beyond_base, two_sources
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
@@ -72,6 +73,7 @@ BED = experiment.Bed(
     metric="eval/accuracy", baseline="grpo", judges=(("floor", "eval/never", 0.25), ("floor", "eval/still_never", 0.8))
 )
 CURVES = (*METRICS, "policy/entropy", "reward/mean")
+WORLDS = {"sums": beyond_base.SUMS, "mixed": two_sources.MIXED}
 
 
 def training(task: beyond_base.Pool, settings: Settings) -> tuple[experiment.Stage, ...]:

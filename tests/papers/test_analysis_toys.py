@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.analysis import compose_skills
+from experiments.analysis import compose_skills, math_beyond
 from experiments.analysis.parts import (
     audit,
     beyond_base,
@@ -19,6 +19,7 @@ from experiments.analysis.parts import (
     qualitative_calculi,
     relations,
     skills,
+    two_sources,
 )
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
@@ -293,6 +294,45 @@ def test_the_base_reads_unfamiliar_digits_little_better_than_chance():
     strange = np.asarray(prompts)[:, 1:] >= 4
     close.assert_share(step[strange].mean(), 0.2, int(strange.sum()))
     close.assert_share(step[~strange].mean(), 0.92, int((~strange).sum()))
+
+
+def test_a_pool_of_two_sources():
+    trained = np.asarray(two_sources.draw_problems(jax.random.key(0), 1200))
+    fresh = np.asarray(two_sources.draw_fresh(jax.random.key(3), 2048))
+    read, attempts = (np.asarray(x) for x in two_sources.draw_attempts(jax.random.key(2), 4096))
+    close.assert_share((trained[:, 1] >= 7).mean(), 0.5, 1200)
+    for table in (trained, fresh, read):  # a problem is of one source, and begins with a digit
+        assert (table[:, :1] < 4).all() and ((table[:, 1:] >= 7) == (table[:, 1:2] >= 7)).all() and table.max() == 13
+    # of either source what is measured has another parity than what trains, of all kinds
+    assert ((fresh % 7).sum(1) % 2 == 1).all() and all(((x % 7).sum(1) % 2 == 0).all() for x in (trained, read))
+    assert set(((trained % 7) >= 4).sum(1).tolist()) == {0, 2, 6}
+    easy = two_sources.draw_problems(jax.random.key(1), 64, beyond_base.EASY)
+    assert two_sources.easy(easy).all() and not two_sources.easy(jnp.asarray(trained)).all()
+    # solutions by a loop; of sums they are those of the pool of one task
+    wanted = []
+    for row in fresh.tolist():
+        state, states = row[0], []
+        for given in row[1:]:
+            a, b = two_sources.MAPS[given - 7] if given >= 7 else (1, given)
+            state = (a * state + b) % 7
+            states.append(state)
+        wanted.append(states)
+    np.testing.assert_array_equal(two_sources.solution(jnp.asarray(fresh)), wanted)
+    sums = jnp.asarray(fresh[fresh[:, 1] < 7])
+    np.testing.assert_array_equal(two_sources.solution(sums), beyond_base.SUMS.solution(sums))
+    assert two_sources.right(jnp.asarray(fresh), jnp.asarray(wanted, jnp.int32)).all()
+    assert not two_sources.right(jnp.asarray(fresh), jnp.asarray(wanted, jnp.int32).at[:, 3].add(1)).any()
+    # no two letters are one map, and each has an inverse, so that no input says the state by itself
+    maps = {tuple((a * s + b) % 7 for s in range(7)) for a, b in two_sources.MAPS}
+    assert len(maps) == 7 and all(sorted(one) == list(range(7)) for one in maps)
+    # what the base has read goes on from its slips
+    before = np.concatenate([read[:, :1], attempts[:, :-1]], axis=1)
+    factor = np.where(read[:, 1:] >= 7, np.asarray(two_sources.MAPS)[read[:, 1:] % 7, 0], 1)
+    added = np.where(read[:, 1:] >= 7, np.asarray(two_sources.MAPS)[read[:, 1:] % 7, 1], read[:, 1:])
+    step, strange = (factor * before + added) % 7 == attempts, read[:, 1:] % 7 >= 4
+    close.assert_share(step[strange].mean(), 0.2, int(strange.sum()))
+    close.assert_share(step[~strange].mean(), 0.92, int((~strange).sum()))
+    assert list(math_beyond.WORLDS.values()) == [beyond_base.SUMS, two_sources.MIXED]
 
 
 def test_expansion_beyond_what_the_base_does_again(monkeypatch):
