@@ -27,6 +27,8 @@ from experiments.parts import strings
 from experiments.parts.preference_task import STRINGS
 from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms
 from tests import close
 from tests.close import doubles, singles
 
@@ -120,8 +122,10 @@ def test_single_functions_are_a_gate_and_levels_are_asked_often(monkeypatch):
 
     monkeypatch.setattr(skills.strings, "sample", silent)
     found = skills.measure({}, jax.random.key(0))
-    assert asked == [512 * len(skills.SHOWN)] * 2 + [512] * 3
-    assert set(found) >= set(compose_skills.METRICS) and not any(float(x) for x in found.values())
+    assert sorted(asked) == [512] * 5 + [512 * len(skills.SHOWN)] * 2
+    assert set(found) >= {*compose_skills.METRICS, *compose_skills.CURVES} - {"policy/entropy"}
+    # who says nothing has ignored that functions were composed; behind idle words, too, that is no answer
+    assert float(found.pop("errors/ignored")) == 1.0 and not any(float(x) for x in found.values())
 
 
 def test_functions_and_levels():
@@ -161,6 +165,49 @@ def test_composition_is_innermost_first_and_the_last_word_counts():
     spoilt = answers.at[:, 11].set((answers[:, 11] + 1) % 4)
     assert not functions.right(prompts, spoilt).any()
     assert not functions.right(prompts, jnp.where(answers == functions.END, 0, answers)).any()
+
+
+def test_errors_by_a_loop_over_words():
+    prompts = functions.draw_prompts(jax.random.key(4), 400, levels=(3,), functions=functions.HELD_OUT)
+    answers, rng = np.asarray(functions.solution(prompts)), np.random.default_rng(0)
+    said, wanted = np.full((400, functions.RESPONSE_TOKENS), functions.END, np.int32), []
+    for k, (prompt, answer) in enumerate(zip(np.asarray(prompts), answers, strict=True)):
+        start, words = prompt[-4:].tolist(), answer[:12].reshape(3, 4).tolist()
+        kind, idle = int(rng.integers(5)), int(rng.integers(3)) * (words[0] != start)  # else nobody could tell
+        kept = [words[:1], words[:2], words, words, words[:2]][kind]
+        if kind == 2:  # the last word is off, so that one step is wrong
+            kept = [*kept[:2], [(x + 1) % 4 for x in kept[2]]]
+        flat = sum([start] * idle + kept, [])
+        flat = flat[:-1] if kind == 4 else flat
+        said[k, : len(flat)] = flat
+        # a shorter chain may end in the right word by itself
+        name = ("ignored", "partial", "atom", "", "form")[kind]
+        wanted.append("" if kind < 2 and kept[-1] == words[-1] else name)
+    found = functions.error_kinds(prompts, jnp.asarray(said))
+    names = [[name for name, x in found.items() if x[k]] for k in range(400)]
+    assert names == [[name] if name else [] for name in wanted] and set(wanted) == {*found, ""}
+    right = np.asarray(functions.right(prompts, jnp.asarray(said)))
+    np.testing.assert_array_equal(right, [not name for name in wanted])  # with the errors they are all
+
+
+def test_an_answer_behind_idle_words_is_as_long_as_a_composition():
+    prompts = functions.draw_prompts(jax.random.key(5), 40, levels=(1,), functions=functions.TRAIN)
+    for words in (1, 2, 7):
+        behind, world = skills.behind_idle(prompts, words), skills.idle_world(skills.WORLD, words)
+        assert behind.shape == (40, world.prompt_tokens) and world.prompt_tokens == 36 + 4 * words
+        assert world.prompt_tokens + world.response_tokens == 36 + functions.RESPONSE_TOKENS
+        given = np.asarray(behind)[:, 36:].reshape(40, words, 4)
+        assert (given == np.asarray(prompts)[:, None, 32:36]).all()
+        answers = functions.solution(prompts)[:, : world.response_tokens]
+        assert skills.right_behind(behind, answers).all()
+        assert not skills.right_behind(behind, answers.at[:, 3].add(1)).any()
+    base = arms.preset(compose_skills, smoke=True, model=compose_skills.Settings().model)
+    found = arms.resolve(compose_skills, base, ("rl_1", "rl_1_long", "rl_2"))
+    assert {name: (x.levels, x.idle, x.kind) for name, x in found.items()} == {
+        "rl_1": ((1,), 0, "rl"), "rl_1_long": ((1,), 1, "rl"), "rl_2": ((2,), 0, "rl"),
+    }  # fmt: skip
+    with pytest.raises(UserError, match="arm rl_1_long has idle words of the embedded task: drop --data"):
+        compose_skills.training(skills.FUNCTIONS._replace(), found["rl_1_long"])
 
 
 def test_the_base_reads_short_problems_at_every_position():

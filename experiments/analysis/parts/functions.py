@@ -108,6 +108,41 @@ def right(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Arra
     return (length >= WIDTH) & (length % WIDTH == 0) & jnp.all(given == answer, axis=1)
 
 
+def error_kinds(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> dict[str, Bool[Array, " N"]]:
+    """What is wrong with wrong responses to compositions; idle words before the work, the start, are no work.
+
+    ``ignored``: one function was worked, or none; ``partial``: several, but not all; ``atom``: as many words as
+    functions, of which one is not its function of the word before; ``form``: more words, half of one, or no end.
+
+    >>> import jax.numpy as jnp
+    >>> used = jnp.array([[0, 2, 0] + [0] * 5]), jnp.full((1, 8), 4)  # reverse, shift, reverse
+    >>> asked = make_prompts(*used, jnp.array([3]), jnp.array([27]))  # of 0123
+    >>> a, b, c = [3, 2, 1, 0], [0, 3, 2, 1], [1, 2, 3, 0]
+    >>> said = [[*a, END], [*a, *b, END], [*a, *b, *b, END], [0, 1, 2, 3, *a, END], [*a, *b, *c, END], [*a, *b, *c]]
+    >>> rows = jnp.array([x + [END] * (17 - len(x)) if END in x else x + [0] * 5 for x in said])
+    >>> found = error_kinds(jnp.tile(asked, (6, 1)), rows)
+    >>> [[name for name, x in found.items() if x[k]] for k in range(6)]
+    [['ignored'], ['partial'], ['atom'], ['ignored'], [], ['form']]
+    """
+    ended, wrong = responses == END, ~right(prompts, responses)
+    length = jnp.where(jnp.any(ended, axis=1), jnp.argmax(ended, axis=1), -1)
+    chain, start = solution(prompts), prompts[:, MAX_LEVEL * WIDTH :]
+    level = jnp.argmax(chain == END, axis=1) // WIDTH
+
+    def leading(rows: Array) -> Array:
+        """How many words in front are the start."""
+        words = rows[:, : rows.shape[1] // WIDTH * WIDTH].reshape(rows.shape[0], -1, WIDTH)
+        same = jnp.all(words == start[:, None, :], axis=2).astype(jnp.int32)
+        return jnp.sum(jnp.cumprod(same, axis=1), axis=1)
+
+    # a function may leave the start as it is
+    worked = length // WIDTH - jnp.maximum(leading(responses) - leading(chain), 0)
+    whole = (length >= 0) & (length % WIDTH == 0) & (worked <= level)
+    several = worked > 1
+    kinds = {"ignored": ~several, "partial": several & (worked < level), "atom": several & (worked == level)}
+    return {name: wrong & whole & x for name, x in kinds.items()} | {"form": wrong & ~whole}
+
+
 def draw_prompts(key: Array, n: int, *, levels: tuple[int, ...], functions: tuple[int, ...]) -> Int[Array, "N P"]:
     """Random compositions of these functions at these levels, one in five (``SHARE``) with a literal."""
     keys = jax.random.split(key, 6)
