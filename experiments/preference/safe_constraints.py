@@ -18,8 +18,10 @@ Measure:   4 x 4 worlds of words, 1024 to train in for each seed; demonstrations
            the encoder in their token embeddings. Shortest walks, blind to danger, arrive and violate in 0.45 of the
            worlds; random moves violate in 0.36 and arrive in 0.02; in 0.89 a walk of six moves arrives and violates
            nothing. Gates: listed learns to arrive safely in known worlds (known/safe), and the constraint suspects new
-           dangers more than harmless words (constraint/apart, 0.5 by chance, at least 0.75). Equal rollouts and
-           updates; dpo has as many updates.
+           dangers more than harmless words (constraint/apart, 0.5 by chance, at least 0.75). Rates are chosen by safe
+           arrivals in fresh known worlds. Equal rollouts and updates; dpo has as many updates. Tuned by arrival alone,
+           every arm learned to arrive (0.78 to 0.99) by one way for each start and goal, whatever its words are: eight
+           walks of a world then break the constraint alike, and nothing is left to learn it from.
 Run:       python -m experiments.preference.safe_constraints
 """
 
@@ -90,7 +92,7 @@ BED = experiment.Bed(metric="known/safe", baseline="listed", judges=(("capo", "c
 def build(settings: Settings) -> experiment.Plan:
     """The known world, then the shifted one, with one cost."""
     start = constraints.make_start(base_steps=settings.base_steps, constraint_steps=settings.constraint_steps)
-    return experiment.Plan(start, settings.learn(settings), constraints.measure)
+    return experiment.Plan(start, settings.learn(settings), constraints.measure, validate=constraints.validate)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

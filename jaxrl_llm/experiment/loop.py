@@ -54,7 +54,10 @@ class _Curves:
             self.points.setdefault(name, {})[step] = np.asarray(value, np.float64)
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
-        """``[seeds, steps]`` of training figures: means over the steps that define one, tokens summed."""
+        """``[seeds, steps]`` of training figures: means over the steps that define one, tokens summed.
+
+        A figure that is measured, too (``Plan.validate`` says ``reward/mean``), stays what the measurement gave.
+        """
         host_side = {k: np.asarray(v, np.float64) for k, v in metrics.items()}
         # a step whose line of figures was damaged on the disk is not counted; its sum would be no number
         self.tokens += sum(np.nansum(host_side[k], -1).mean() for k in COUNTED if k in host_side)
@@ -62,7 +65,8 @@ class _Curves:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what no step of the stretch defines is undefined
             # an infinite one is undefined, too: a log has null for both, and one step that was skipped ends no seed
-            self.add(step, {k: np.nanmean(np.where(np.isfinite(v), v, np.nan), -1) for k, v in host_side.items()})
+            means = {k: np.nanmean(np.where(np.isfinite(v), v, np.nan), -1) for k, v in host_side.items()}
+            self.add(step, {k: v for k, v in means.items() if k not in self.measured})
 
     def last(self) -> dict[str, np.ndarray]:
         return {name: rows[max(rows)] for name, rows in self.points.items()}

@@ -86,6 +86,18 @@ def test_one_step_that_was_skipped_ends_no_seed():
     np.testing.assert_array_equal(curves.last()["grad/norm"], [2.0, np.nan])
 
 
+def test_a_figure_that_is_measured_too_stays_what_was_measured():
+    """Training rewards of the same step came after it, so that a rate was not chosen by what validates the arm."""
+    curves = loop._Curves()
+    curves.measure(0, {"reward/mean": np.array([0.1, 0.2])})
+    for step in (2, 4):
+        curves.measure(step, {"reward/mean": np.array([0.25, 0.5])})
+        curves.train(step, {"reward/mean": np.ones((2, 3)), "loss/total": np.zeros((2, 3))})
+    assert curves.points["reward/mean"].keys() == {0, 2, 4} and curves.points["loss/total"].keys() == {2, 4}
+    for found in (curves.last(), curves.final(1)):
+        assert found["reward/mean"].tolist() == [0.25, 0.5] and found["loss/total"].tolist() == [0.0, 0.0]
+
+
 def test_curves_end_in_the_final_metrics_and_seeds_differ():
     found = fused()
     for name, curve in found.curves.items():

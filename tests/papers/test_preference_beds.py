@@ -14,7 +14,15 @@ from experiments.analysis.parts import input_shift
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.preference import mpo, pairwise_rl, rlhf_workflow, robust_rlhf, rpo, safe_constraints, salsa, trpa, u2a
-from experiments.preference.parts import constraints, knights, noisy_ranker, pair_judges, pair_sources, varied_lengths
+from experiments.preference.parts import (
+    constraints,
+    knights,
+    noisy_ranker,
+    pair_judges,
+    pair_sources,
+    varied_lengths,
+    zones,
+)
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
 from jaxrl_llm.experiment.results import ArmResult, Results
@@ -177,6 +185,24 @@ def test_the_constraint_is_judged_against_the_one_that_lists_dangers():
     primary = safe_constraints.claim(Results(made)).primary
     assert (primary.arm, primary.than, primary.metric) == ("capo", "listed", "shifted/violations")
     assert safe_constraints.BED.judges == (("capo", "constraint/apart", 0.75),)
+
+
+def test_rates_are_chosen_by_safe_arrivals_in_known_worlds(monkeypatch):
+    """By arrival alone an arm that learns nothing of danger would have the best rate."""
+    seen = []
+
+    def sample(world, params, prompts, key):
+        seen.append(np.asarray(prompts))
+        return zones.draw_walks(jax.random.key(5), prompts.shape[0])[1]
+
+    monkeypatch.setattr(constraints.strings, "sample", sample)
+    found = constraints.validate({"policy": {}}, jax.random.key(0))
+    (prompts,) = seen
+    walks = zones.draw_walks(jax.random.key(5), prompts.shape[0])[1]
+    there, bad = (np.asarray(f(jnp.asarray(prompts), walks)) for f in (zones.arrived, zones.violates))
+    assert prompts[:, : zones.CELLS].max() < zones.NEW, "what is dangerous there the demonstrations say"
+    assert found.keys() == {"reward/mean"} and float(found["reward/mean"]) == singles((there & ~bad).mean())
+    assert safe_constraints.build(safe_constraints.Settings()).validate is constraints.validate
 
 
 # --- CycleAlign

@@ -359,3 +359,14 @@ def measure(params: dict[str, Params], key: Key) -> Metrics:
         "constraint/apart": jnp.mean((suspect[new][:, None] > suspect[None, : toy.DANGER]).astype(jnp.float32)),
         "goal/arrival": params["goal"][0] / jnp.maximum(jnp.sqrt(jnp.sum(params["goal"] ** 2)), 1e-12),
     }
+
+
+def validate(params: dict[str, Params], key: Key) -> Metrics:
+    """Safe arrivals in fresh known worlds, as ``reward/mean``: what a learning rate is chosen by.
+
+    By the training reward, which is arrival, the rate would be best at which an arm learns nothing of danger.
+    """
+    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), 512, shifted=False)
+    walks = strings.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 1))
+    safe = toy.arrived(prompts, walks) & ~toy.violates(prompts, walks)
+    return {"reward/mean": reduce.scalars(safe.astype(jnp.float32))}
