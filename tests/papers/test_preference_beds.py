@@ -400,6 +400,33 @@ def test_rounds_that_do_not_divide_the_budget_are_refused():
         assert [stage.steps for stage in plan.stages] == steps
 
 
+def test_all_prompts_at_once_begin_with_those_of_the_first_round(monkeypatch):
+    """offline has the pairs of the first round of the others, so that they differ in the later ones alone."""
+    task, asked = varied_lengths.STRINGS, []
+
+    def explored(task, params, prompts, key, samples):
+        return jax.random.randint(key, (prompts.shape[0], samples, 12), 4, 30, jnp.int32)
+
+    def judged(task, judge, prompts, drawn):
+        return jnp.sum(drawn, axis=2).astype(jnp.float32)
+
+    monkeypatch.setitem(rlhf_workflow.SCORES, "bt", judged)
+    monkeypatch.setattr(
+        rlhf_workflow.strings, "sum_logp", lambda world, params, prompts, y: y[:, 0].astype(jnp.float32)
+    )
+    smoke = dataclasses.replace(arms.preset(rlhf_workflow, smoke=True, model="nano"), explore=explored)
+    params = {"reference": {}, "policy": {}, "judge": {}}
+    for rounds in (1, 3):
+        asked.append(rlhf_workflow.make_pairs(task, smoke, rounds)(params, jax.random.key(7)))
+    for one, all_ in zip(*asked, strict=True):
+        assert one.shape[0] == smoke.prompts_per_round and all_.shape[0] == 3 * smoke.prompts_per_round
+        np.testing.assert_array_equal(all_[: one.shape[0]], one)
+    prompts, chosen, rejected, *_ = asked[1]
+    assert len({tuple(x) for x in np.asarray(chosen).tolist()}) == 12, "later rounds are draws of their own"
+    assert (np.asarray(chosen).sum(1) > np.asarray(rejected).sum(1)).all() and prompts.shape == (12, 4)
+    assert rlhf_workflow.ARMS["offline"] == {"rounds": 1} and rlhf_workflow.ROUNDS == 3
+
+
 def test_a_token_of_own_rows_costs_nothing():
     assert arms.preset(rlhf_workflow, smoke=False, model="nano").penalty == varied_lengths.LIKING == 0.5
     assert arms.preset(rlhf_workflow, smoke=False, model="/a/model").penalty == 0.0
