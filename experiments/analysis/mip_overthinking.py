@@ -16,9 +16,10 @@ Left out:  language and judges; that plain models abstain more: neither training
 Expect:    mip/length_ratio: rl > plain, distilled > plain; the ratio of rl > plain for each constructor; mip/abstain:
            repaired > rl; well/accuracy: repaired > rl - 0.03.
 Measure:   512 fresh questions, each well-posed and by every constructor; equal updates but for distilled, whose teacher
-           has its own. In what the base has read each round of a chain leaves 0.3 of the chance of a slip, 0.3 in the
-           first: thinking longer pays. The bed is invalid unless rl says WAIT 0.9 times a well-posed question (0.6 in
-           what the base has read).
+           has its own. In what the base has read each round of a chain leaves a tenth of the chance of a slip, 0.5 in
+           the first: thinking longer pays. (With 0.3 of 0.3 a second round was worth 0.21 at first, and little more
+           once the first ones had become right, so that rl said WAIT 0.85 times.) The bed is invalid unless rl says it
+           0.9 times a well-posed question (0.6 in what the base has read).
 Run:       python -m experiments.analysis.mip_overthinking
 """
 

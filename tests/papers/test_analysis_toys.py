@@ -261,7 +261,7 @@ def test_premises():
     np.testing.assert_array_equal(premises.lengths(responses), 3 + 4 * rounds + 2)
 
 
-@pytest.mark.parametrize(("again", "right"), [(0.0, 0.5), (1.0, 1 - 0.5 * 0.09)])
+@pytest.mark.parametrize(("again", "right"), [(0.0, 0.5), (1.0, 1 - 0.5 * 0.01)])
 def test_a_chain_that_was_worked_again_is_less_often_wrong(again, right):
     prompts, responses = premises.draw_text(jax.random.key(0), 1500, ill=0.0, wrong=0.5, abstain=0.0, again=again)
     answer, _ = premises.read(responses)

@@ -60,7 +60,7 @@ def draw_behaviour(task: Premises, key: Key, n: int) -> tuple[Array, Array]:
 
     Half of those are given up.
     """
-    return task.draw_text(key, n, ill=0.1, wrong=0.3, abstain=0.5, again=0.3)
+    return task.draw_text(key, n, ill=0.1, wrong=0.5, abstain=0.5, again=0.3)
 
 
 def draw_plain(task: Premises, key: Key, n: int) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ MODULUS, NAMES = 7, 4
 FIRST_NAME = MODULUS
 NONE, ASK, BLANK, WAIT, MARK, ABSTAIN, END = range(MODULUS + NAMES, MODULUS + NAMES + 7)
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 18, 11, 16, 3
-ROUNDS, SLIPS_LEFT = 3, 0.3  # times that a chain is worked at most; what each leaves of the chance of a slip
+ROUNDS, SLIPS_LEFT = 3, 0.1  # times that a chain is worked at most; what each leaves of the chance of a slip
 
 
 def draw_questions(key: Array, n: int) -> Int[Array, "N P"]:
