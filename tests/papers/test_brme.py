@@ -90,6 +90,58 @@ def test_deviations_learn_how_far_a_head_lies_from_all():
     assert (np.asarray(low)[:, 3:] < 0).all()  # too sure: they grow
 
 
+def test_the_best_policy_at_a_kl_is_the_start_tilted():
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(5, 32)) * np.array([[1.0], [2.0], [0.5], [0.0], [1.0]])
+    for nats in (0.5, 1.0, 2.0):
+        found = attribute_rewards.tilted_weights(jnp.asarray(scores, jnp.float32), nats)
+        close.assert_near(jnp.sum(found, axis=1), np.ones(5), terms=32)
+        # one t for all rows, found here on a grid in float64
+        grid = np.exp(np.linspace(-3, 6, 200_001))
+        low, high = 0, len(grid) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            w = np.exp(grid[middle] * (scores - scores.max(1, keepdims=True)))
+            w /= w.sum(1, keepdims=True)
+            spent = np.sum(np.where(w > 0, w * np.log(np.maximum(32 * w, 1e-300)), 0.0)) / 5
+            low, high = (middle, high) if spent < nats else (low, middle)
+        close.assert_near(found, w, terms=2**12)
+        close.assert_near(found[3], np.full(32, 1 / 32))  # of equal scores
+    # who has any other weights at that KL earns less: some tilted by other scores
+    other = attribute_rewards.tilted_weights(jnp.asarray(scores + rng.normal(size=scores.shape), jnp.float32), 2.0)
+    assert float(jnp.sum(other * scores)) < float(jnp.sum(found * scores))
+    with pytest.raises(ValueError, match=r"nats=4.0 must lie between 0 and log\(32\) = 3.466; give more replies"):
+        attribute_rewards.tilted_weights(jnp.zeros((2, 32)), 4.0)
+
+
+def test_proxies_are_asked_of_the_same_replies(monkeypatch):
+    task, asked = text.LANGUAGE, []
+
+    def drawn(world, params, prompts, key, samples):
+        asked.append(int(params))
+        return task.draw_behaviour(key, prompts.shape[0] * samples)[1]
+
+    monkeypatch.setattr(attribute_rewards.strings, "sample", drawn)
+    params, key = {"start": 7, "model": 1}, jax.random.key(0)
+    of = {
+        proxy: attribute_rewards.tilted(proxy, (1.0, 3.0), prompts=8, samples=64)(task, params, key)
+        for proxy in (attribute_rewards.constant, attribute_rewards.known)
+    }
+    plain, truth = of.values()
+    assert plain.keys() == truth.keys() == {"tilted/utility_1", "tilted/utility_3"} and asked == [7, 7]
+    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), 8), 64, axis=0)
+    mean = jnp.mean(task.utility(prompts, task.draw_behaviour(jax.random.fold_in(key, 1), 512)[1]))
+    for value in plain.values():  # a reward that says nothing leaves the start
+        close.assert_near(value, mean, terms=512)
+    assert float(mean) < float(truth["tilted/utility_1"]) < float(truth["tilted/utility_3"])
+    # of one seed all arms are fitted to the same pairs
+    own = brme.same_pairs(task, key, 6, **brme.BIASED)
+    jax.tree.map(
+        np.testing.assert_array_equal, own, attribute_rewards.draw_bootstraps(task, key, 6, heads=3, **brme.BIASED)[0]
+    )
+    assert brme.ARMS.keys() >= {"single", "brme"} and max(brme.TILTS) < np.log(brme.Settings().samples)
+
+
 def test_loaded_weights_read_replies_in_parts(monkeypatch):
     task, key = text.LANGUAGE, jax.random.key(0)
     reward = attribute_rewards.init_reward(task, key, outputs=2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
@@ -432,6 +433,57 @@ def drift(task: Replies, params: Params, key: Key, *, prompts: int = 128) -> dic
     asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
     said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 1))
     return {"eval/kl": strings.drift(task.world, params["model"], params["start"], asked, said)}
+
+
+def tilted_weights(scores: Float[Array, "N K"], nats: float) -> Float[Array, "N K"]:
+    """``softmax_k(t scores)``, with the one ``t >= 0`` for all rows at which the mean KL to equal weights is ``nats``.
+
+    Of all policies at that KL from the one that drew the ``K`` replies, this one earns the most of the scores. Where
+    the scores are too alike, for ties, the weights come as far as they can; of equal ones they stay equal.
+
+    Raises:
+      ValueError: for a KL that ``K`` replies cannot have.
+
+    >>> weights = tilted_weights(jnp.array([[2.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]), 0.1)
+    >>> [round(float(x), 3) for x in weights[0]], round(float(jnp.sum(weights * jnp.log(4 * weights)) / 2), 4)
+    ([0.547, 0.151, 0.151, 0.151], 0.1)
+    """
+    most = float(np.log(scores.shape[1]))
+    if not 0 < nats < most:
+        raise ValueError(f"nats={nats} must lie between 0 and log({scores.shape[1]}) = {most:.4g}; give more replies")
+    scale = jnp.maximum(jnp.std(scores), 1e-6)
+
+    def weights(log_t: Array) -> Array:
+        return jax.nn.softmax(jnp.exp(log_t) * scores / scale, axis=1)
+
+    def halved(bounds: Array, _: None) -> tuple[Array, None]:
+        middle = jnp.mean(bounds)
+        found = weights(middle)
+        spent = jnp.sum(jax.scipy.special.xlogy(found, found * scores.shape[1])) / scores.shape[0]
+        return jnp.where(spent < nats, bounds.at[0].set(middle), bounds.at[1].set(middle)), None
+
+    bounds, _ = jax.lax.scan(halved, jnp.asarray([-8.0, 8.0], jnp.float32), None, length=40)
+    return weights(jnp.mean(bounds))
+
+
+@lru_cache(maxsize=32)
+def tilted(proxy: Proxy, nats: tuple[float, ...], *, prompts: int, samples: int) -> Callable[..., dict[str, Array]]:
+    """Figures ``tilted/utility_1``, ...: true utility of what earns most of the proxy at so many nats from the start.
+
+    The best policy at a KL is the start's, tilted: its replies weighed by ``tilted_weights``. No training is in it and
+    no policy of its own, so that of two proxies that are asked of the same replies only the proxies differ.
+    """
+
+    def figures(task: Replies, params: Params, key: Key) -> dict[str, Array]:
+        asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
+        said = strings.sample(task.world, params["start"], asked, jax.random.fold_in(key, 1), samples=samples)
+        asked = jnp.repeat(asked, samples, axis=0)
+        both = proxy(task, params, asked, said), task.utility(asked, said)
+        judged, worth = (x.reshape(prompts, samples) for x in both)
+        worths = [jnp.sum(tilted_weights(judged, x) * worth, axis=1) for x in nats]
+        return {f"tilted/utility_{x:g}": reduce.scalars(w) for x, w in zip(nats, worths, strict=True)}
+
+    return figures
 
 
 def column(index: int) -> Proxy:
