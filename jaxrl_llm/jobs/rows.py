@@ -151,14 +151,14 @@ def each_once(found: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
 def texts(settings: Any, format_name: str) -> list[Text]:
     """Prompts with the response to imitate: a row's worked solution, or its answer where it has none.
 
-    Of ``unpaired`` rows the responses that ``settings.keep`` names.
+    Of ``unpaired`` rows the responses that ``settings.keep`` names, of settings without it the right ones.
 
     Raises:
       UserError: for a source that cannot be read, without a response to keep, or rows without a response.
     """
     if format_name == "unpaired":
         found = judged(settings, format_name)
-        every = settings.keep == "all"  # read where all rows are right, too
+        every = getattr(settings, "keep", "right") == "all"  # read where all rows are right, too
         right = [row for row in found if every or row.desirable]
         kept = each_once(right, lambda row: Text(row.prompt, row.response))
         if not kept:
