@@ -12,6 +12,7 @@ from experiments.systems import tba
 from experiments.systems.parts import replay
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.off_policy import agro_loss, trajectory_balance_loss
+from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 
@@ -126,6 +127,19 @@ def test_a_share_of_nothing_takes_whole_stored_groups_with_their_rewards():
     assert rewards.valid.tolist() == [True, False] * 4
     np.testing.assert_array_equal(rewards.value[::SIZE], rows.problem_ids[::SIZE])
     assert rows.mask.any(1).tolist() == [True, False] * 4
+
+
+def test_a_mixture_routes_stored_rows_by_itself():
+    """The ring keeps no record of experts; fresh rows keep theirs, and an iteration goes on as without a mixture."""
+    rows, rewards = _rollout(7, 8)
+    experts = jnp.ones((*rows.tokens.shape, 2), jnp.int8)
+    rows = rows._replace(extras={EXPERTS: experts})
+    ring = replay.stored(replay.empty_replay(2, SIZE, WIDTH, jax.random.key(0)), rows, rewards, SIZE)
+    assert ring.pool.trajectories.extras == {} and ring.pool.kept.all()
+    for share, kept in ((1.0, 1), (0.0, -1)):
+        found, _, old = replay.mixed(ring, rows, rewards, SIZE, on_policy=share)
+        assert old.tolist() == [kept < 0] * (2 * SIZE)
+        assert found.extras[EXPERTS].dtype == jnp.int8 and jnp.unique(found.extras[EXPERTS]).tolist() == [kept]
 
 
 def _of_one_prompt(*texts):

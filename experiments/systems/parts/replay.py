@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.train.refill import Pool, empty_pool
 from jaxrl_llm.types import Batch, Key, Params, Rewards, TrainState, Trajectories
 
@@ -48,7 +49,8 @@ def stored(replay: Replay, trajectories: Trajectories, rewards: Rewards, group_s
     Raises:
       ValueError: for more groups than the ring holds.
     """
-    fresh = _grouped(Pool(trajectories, rewards, jnp.ones_like(rewards.valid)), group_size)
+    bare = trajectories._replace(extras=replay.pool.trajectories.extras)  # what waits has none
+    fresh = _grouped(Pool(bare, rewards, jnp.ones_like(rewards.valid)), group_size)
     ring = _grouped(replay.pool, group_size)
     count, size = fresh.kept.shape[0], ring.kept.shape[0]
     if count > size:
@@ -133,11 +135,15 @@ def mixed(
     def choose(new, kept):
         return jnp.where(stored_rows.reshape(-1, *[1] * (new.ndim - 1)), kept[picked.reshape(-1)], new)
 
-    ring = replay.pool
-    rows, judged = jax.tree.map(choose, (trajectories, rewards), (ring.trajectories, ring.rewards))
+    ring, extras = replay.pool, dict(trajectories.extras)
+    if EXPERTS in extras:  # of stored rows nobody kept who computed them: the trainer's own router chooses
+        extras[EXPERTS] = jnp.where(stored_rows[:, None, None], -1, extras[EXPERTS])
+    bare = trajectories._replace(extras=ring.trajectories.extras)
+    rows, judged = jax.tree.map(choose, (bare, rewards), (ring.trajectories, ring.rewards))
     real = ~stored_rows | there.reshape(-1)
     ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), group_size, total_repeat_length=count * group_size)
     rows = rows._replace(
+        extras=extras,
         group_ids=ids,
         problem_ids=jnp.where(stored_rows, jnp.repeat(problems, group_size), rows.problem_ids),
         mask=rows.mask & real[:, None],
