@@ -11,7 +11,7 @@ says what is made of them:
 * chances to win (``sppo_loss``, ``nash_md_loss``): against the other responses, or against the partner's;
 * rankings (``rrhf_loss``, ``pro_loss``, ``trpa_loss``): of the group, best first;
 * margins beside a judge (``vrpo_loss``): half of the pairs are labelled by the rewards, of the others and of those
-  labels ``--judge`` gives the chance.
+  labels ``--judge`` gives the chance, which is a half where it has no verdict on one of the two.
 
 ``--partner`` draws the second half of a group: the policy, the reference (``xpo_loss``), or the geometric mixture of
 both (``nash_md_loss``).
@@ -279,9 +279,10 @@ class Winning(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Extras of a batch: what ``--judge`` says of each response."""
+    """Extras of a batch: what ``--judge`` says of each response, and whether it says anything."""
 
     judge: Array
+    has_verdict: Array
 
 
 def reward_of(batch: Batch) -> Array:
@@ -318,10 +319,10 @@ def margins(method: Method, settings: Settings, policy: Any, params: Params, bat
     logp, _ = score_tokens(policy, params, batch, temperature=method.how.temperature)
     gain = reduce.sequences(logp - batch.ref_logp, batch.mask)
     first, second = halves(gain, size)
-    reward, judge = halves(reward_of(batch), size), halves(declared(Judged, batch.extras).judge, size)
+    reward, judge, known = (halves(x, size) for x in (reward_of(batch), *declared(Judged, batch.extras)))
     won = reward[0] > reward[1]
     h = settings.beta * (first - second)
-    p = chance(*judge, settings.sharpness)
+    p = jnp.where(jnp.logical_and(*known), chance(*judge, settings.sharpness), 0.5)
     labelled, fresh = halves(jnp.where(won, h, -h), size // 2)[0], halves(h, size // 2)[1]
     sure, guessed = halves(jnp.where(won, p, 1.0 - p), size // 2)[0], halves(p, size // 2)[1]
     there = halves(halves(jnp.any(batch.mask, axis=1), size)[0], size // 2)[0]
@@ -431,7 +432,8 @@ def build(settings: Settings) -> Plan:
             won = win_chances(rewards.value, rewards.valid, size, method.partner, settings.sharpness)
             more |= Winning(won)._asdict()
         if second is not None:
-            more |= Judged(second({}, trajectories).value)._asdict()
+            opinion = second({}, trajectories)
+            more |= Judged(opinion.value, opinion.valid)._asdict()
         return more
 
     estimated = make_estimate(

@@ -167,7 +167,9 @@ def batch():
     return Batch(
         tokens=tokens, segment_ids=there.astype(jnp.int32), positions=column, mask=mask, ref_logp=ref,
         advantages=0.0 * ref, old_logp=0.0 * ref, sampler_logp=0.0 * ref, group_ids=jnp.arange(8, dtype=jnp.int32) // 4,
-        total=jnp.float32(4.0), extras={"reward": reward, "judge": reward[::-1], "chance": 0.1 + reward / 2},
+        total=jnp.float32(4.0), extras={
+            "reward": reward, "judge": reward[::-1], "has_verdict": jnp.ones(8, bool), "chance": 0.1 + reward / 2,
+        },
     )  # fmt: skip
 
 
@@ -273,6 +275,17 @@ def test_margins_by_hand(model, batch):
     sigmoid = 1 / (1 + np.exp(-2.0 * (judge[[0, 6, 1, 5]] - judge[[2, 4, 3, 7]])))
     close.assert_same_sums(jnp.concatenate([arrays["judged"], arrays["fresh_judged"]]), sigmoid, 8)
     assert counts.tolist() == [True, True]
+
+
+def test_a_judge_without_a_verdict_has_no_preference(model, batch):
+    settings, found = method(loss="vrpo_loss", judge=f"{MINE}:short", sharpness=2.0)
+    known = jnp.asarray([True, True, False, True, True, True, True, False])  # not of 2, against 0, nor of 7, against 5
+    silent = batch._replace(extras=batch.extras | {"has_verdict": known})
+    arrays, _ = online_dpo.margins(found, settings, model.policy, model.params, silent)
+    every, _ = online_dpo.margins(found, settings, model.policy, model.params, batch)
+    assert arrays["judged"].tolist() == [0.5, float(every["judged"][1])] and float(every["judged"][0]) != 0.5
+    assert arrays["fresh_judged"].tolist() == [float(every["fresh_judged"][0]), 0.5]
+    assert float(every["fresh_judged"][1]) != 0.5
 
 
 def test_rankings_by_hand(model, batch):
