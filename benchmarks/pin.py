@@ -74,6 +74,10 @@ def main() -> None:
     parser.add_argument("--compare", type=pathlib.Path, nargs=2)
     parser.add_argument("names", nargs="*", help="<family>/<slug>; none: all")
     options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in experiments()]:
+        parser.error(f"{unknown[0]} is no experiment; give for example {experiments()[0]}")
+    if missing := [path for path in options.compare or () if not path.is_file()]:
+        parser.error(f"--compare {missing[0]} is not there; make it with --out, in the checkout to compare")
     if options.compare:
         sys.exit(1 if compare(*options.compare) else 0)
     jax.config.update("jax_disable_most_optimizations", True)  # most of the time is compilation of what runs once
