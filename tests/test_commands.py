@@ -244,7 +244,7 @@ def test_a_campaign_of_faults_that_compares_nothing_is_refused():
     [
         ("packing.py", ["--only", "mixtures"], "argument --only: invalid choice: 'mixtures' (choose from"),
         ("quickstart.py", ["nowhere"], "nowhere is not the folder of a finished run: it has no results.json"),
-        ("pin.py", ["--compare", "nowhere.json", "pin.json"], "--compare nowhere.json is not there; make it with --out"),
+        ("pin.py", ["--compare", "nowhere.json", "pin.json"], "--compare nowhere.json is not there; make it with"),
         ("pin.py", ["policy_gradient/nowhere"], "policy_gradient/nowhere is no experiment; give for example agents/"),
     ],
 )
