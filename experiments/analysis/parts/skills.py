@@ -70,9 +70,12 @@ def behind_idle(prompts: Array, words: int) -> Array:
 
 
 def right_behind(prompts: Array, responses: Array) -> Array:
-    """``functions.right`` of responses whose first words stand in the prompt."""
+    """``functions.right`` of responses whose first words stand in the prompt, and which add some of their own.
+
+    A function may leave the start as it is: the words that are given would be its answer.
+    """
     asked, given = jnp.split(prompts, (toy.PROMPT_TOKENS,), axis=1)
-    return toy.right(asked, jnp.concatenate([given, responses], axis=1))
+    return toy.right(asked, jnp.concatenate([given, responses], axis=1)) & (responses[:, 0] != toy.END)
 
 
 def asked(key: Key, n: int, levels: tuple[int, ...]) -> Array:
