@@ -235,18 +235,6 @@ def _later(x: Array) -> Array:
     return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
 
 
-def distill_terms(loss: Callable[..., Any], flag: str, *given: Array) -> TokenTerms:
-    """``loss(*given)``.
-
-    Raises:
-      UserError: for a public function that is no loss of tokens, such as a ratio, whose arrays fit all the same.
-    """
-    terms = loss(*given)
-    if not isinstance(terms, TokenTerms):
-        raise UserError(f"{flag}: gives no TokenTerms, as a loss of tokens does; choose one that does")
-    return terms
-
-
 def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> Callable[[Any, Batch], TokenTerms]:
     """``(params, batch) -> TokenTerms`` of a public loss: of sampled tokens, or of whole distributions.
 
@@ -258,7 +246,6 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
     """
     loss = named.with_settings(named.find(losses, settings.loss, "--loss"), settings.loss_args, "--loss-args", losses)
     wanted = named.check_arrays(loss, OFFERED, f"--loss {settings.loss}")
-    called = partial(distill_terms, loss, f"--loss {settings.loss}")
     unembed, hidden_of = _mixture(teachers)
     whole, heat = bool(set(wanted) & set(LOGITS)), settings.temperature
 
@@ -269,7 +256,7 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
         if "teacher_logp" in wanted:
             found["teacher_logp"] = teacher_logp(teachers, batch, heat)
         if not whole:
-            return called(*(found[name] for name in wanted))
+            return named.of_kind(loss(*(found[name] for name in wanted)), TokenTerms, f"--loss {settings.loss}")
         mask, names = _earlier(found.pop("mask")), tuple(found)
         ids = jnp.arange(teachers[0].model.tokenizer.vocab_size, dtype=jnp.int32)
 
@@ -283,7 +270,7 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
             offered = dict(zip(names, more, strict=True)) | {"mask": keep, "student_ids": ids, "teacher_ids": ids}
             for who, x in logits.items():
                 offered |= {f"{who}_logits": x, f"{who}_log_probs": jax.nn.log_softmax(x, axis=-1)}
-            return called(*(offered[name] for name in wanted))
+            return named.of_kind(loss(*(offered[name] for name in wanted)), TokenTerms, f"--loss {settings.loss}")
 
         beside = (mine, jax.lax.stop_gradient(hidden_of(batch)), *map(_earlier, found.values()))
         chunk = mask.shape[1] if ":" in settings.loss else CHUNK

@@ -204,9 +204,7 @@ def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float, how:
             found = pair_arrays(policy, params, part, wanted, extras.get(REFERENCE), how)
         else:
             found = single_arrays(policy, params, part, beta)
-        terms = loss(*(found[name] for name in wanted))
-        if not isinstance(terms, PairTerms):
-            raise UserError(f"{flag}: gives no PairTerms, as a loss on preferences does; choose one that does")
+        terms = named.of_kind(loss(*(found[name] for name in wanted)), PairTerms, flag)
         value = jnp.sum(terms.loss) / total
         masks = [some.mask for some in part.values() if isinstance(some, SupervisedRows)]
         tokens = sum(jnp.sum(mask.astype(jnp.float32)) for mask in masks)

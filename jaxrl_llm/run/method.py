@@ -149,8 +149,7 @@ def check_kinds(settings: MethodSettings) -> None:
         given = [jax.ShapeDtypeStruct(s, KINDS.get(x, jnp.float32)) for x, s in zip(wanted, shapes, strict=True)]
         found = named.tried(function, given, flag)
         if not allowed:
-            if not isinstance(found, TokenTerms):
-                raise UserError(f"{flag}: gives no TokenTerms, as a loss of tokens does; choose one that does")
+            named.of_kind(found, TokenTerms, flag)
         elif getattr(found, "shape", None) not in allowed:
             raise UserError(f"{flag}: gives {getattr(found, 'shape', type(found).__name__)} for {rows} responses of "
                             f"{columns} tokens, not a number for each token; choose another")  # fmt: skip

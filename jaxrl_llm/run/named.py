@@ -14,6 +14,9 @@ import jax
 
 from jaxrl_llm.data.own import own
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.types import PairTerms, TokenTerms
+
+GIVEN_BY = {TokenTerms: "a loss of tokens", PairTerms: "a loss on preferences"}
 
 
 def find(package: ModuleType, name: str, flag: str) -> Callable[..., Any]:
@@ -95,6 +98,17 @@ def check_arrays(function: Callable[..., Any], offered: Sequence[str], flag: str
         raise UserError(f"{flag}: {name} takes {', '.join(absent)}, which this command has not; it has "
                         f"{', '.join(offered)}")  # fmt: skip
     return wanted
+
+
+def of_kind(terms: Any, kind: type, flag: str) -> Any:
+    """What a loss gave.
+
+    Raises:
+      UserError: where it is not of this kind, as of a ratio or a loss on other rows, whose arrays fit all the same.
+    """
+    if not isinstance(terms, kind):
+        raise UserError(f"{flag}: gives no {kind.__name__}, as {GIVEN_BY[kind]} does; choose one that does")
+    return terms
 
 
 def tried(function: Callable[..., Any], given: Sequence[Any], flag: str) -> Any:

@@ -230,7 +230,7 @@ class Sandbox:
     def run(self, program: str, *, stdin: str = "", limits: Limits | None = None) -> Ran:
         """Executes a program as ``__main__`` and returns what it wrote."""
         limits = self._limits if limits is None else limits
-        request = {"kind": "run", "program": _clean(program), "stdin": _clean(stdin), "limits": limits._asdict()}
+        request = {"kind": "run", "program": encodable(program), "stdin": encodable(stdin), "limits": limits._asdict()}
         reply = self._ask([request], limits)
         if reply is None:
             return Ran("broken", None, "", "the sandbox worker did not answer", 0.0)
@@ -296,7 +296,7 @@ class Sandbox:
         limits = self._limits if limits is None else limits
         if not checks:
             raise ValueError("checks is empty: a program without tests is neither right nor wrong")
-        request = {"kind": "check", "program": _clean(program), "limits": limits._asdict()}
+        request = {"kind": "check", "program": encodable(program), "limits": limits._asdict()}
         tests = {"setup": setup, "entries": list(entries), "checks": list(checks)}
         reply = self._ask([request, tests], limits)
         failed = (False,) * len(checks)
@@ -405,7 +405,7 @@ def _call_status(reply: dict[str, Any], limits: Limits) -> str:
     return {"error": "raised"}.get(status, status)
 
 
-def _clean(text: str) -> str:
+def encodable(text: str) -> str:
     """Text that any encoding takes: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.errors import DataError, RunStopped, UserError, extra_module
+from jaxrl_llm.sandbox.pool import encodable
 
 Messages = Sequence[dict[str, str]]  # role and content, as chat templates take them
 Chat = Callable[..., str]
@@ -293,7 +294,7 @@ class _Line:
 
 def _whole(text: str | None) -> str | None:
     """A reply in which half of a character, where it was cut, is a question mark: it is asked again as a message."""
-    return None if text is None else text.encode("utf-8", "replace").decode()
+    return None if text is None else encodable(text)
 
 
 def _said(error: Exception) -> str:

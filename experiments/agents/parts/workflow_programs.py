@@ -28,7 +28,7 @@ from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns.multi_turn import marks_of, turns_of
 from jaxrl_llm.run import catalog
-from jaxrl_llm.sandbox.pool import Sandbox
+from jaxrl_llm.sandbox.pool import Sandbox, encodable
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods
@@ -94,7 +94,7 @@ def _said(stdout: str, mark: str) -> dict[str, Any]:
     if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
         return {}
     # half of a character, which a program may return, can be sent to nobody
-    return {name: text.encode("utf-8", "replace").decode() for name, text in said.items()}
+    return {name: encodable(text) for name, text in said.items()}
 
 
 def answer(program: str, question: str, ask: Ask, run: Run, *, most: int) -> Answered:
