@@ -17,8 +17,7 @@ Measure:   requests of users who hold back, eight trials each; none of the 48 as
            entries of the line. 8 seeds, equal episodes and updates. pass^k: chance that k trials of a request all
            succeed; eval/fickle: success where the user changes the mind; of telecom also pass^1 by how many things are
            wrong. The primary part says that training helps; the paper's point, the user in the loop, is the second
-           (mua_rl - static, +0.31 in the record, most of whose requests training asked, too), for a static arm can end
-           below the cold start.
+           (mua_rl - static, +0.14 [-0.01, +0.29] in the record), for a static arm can end below the cold start.
 Run:       python -m experiments.agents.mua_rl [--domain telecom]; at scale --model DIR --data retail:FOLDER (airline:,
            telecom:, or several with commas, measured one by one) --user http://localhost:8000/v1 --user-model NAME, who
            plays the users who hold back; static has a script that says everything
