@@ -15,7 +15,7 @@ Measure:   questions of one and two look-ups with tables of their own; no chain 
            advantage is not 0. Answers of one token: p_k is then exact, and a search moves it all at once; over longer
            answers it is a mean of tokens most of which say nothing, which this bed does not measure (at scale it is
            what is taken). --domain multi_hop: questions of two and three hops over documents, answers of two tokens, R
-           their F1, p_k as at scale; success is both right.
+           their F1, p_k as at scale; success is both right. There igpo falls short of grpo.
 Run:       python -m experiments.agents.igpo [--bed multi_hop --domain multi_hop]; at scale --model DIR --data FILE
            --format hotpotqa --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right
            answer

@@ -20,9 +20,10 @@ instrument, or none; *not tuned*: arms of the primary part of one of them traine
 trying. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every
 file passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported*
 (beyond zero in the paper's direction, on two tasks or base models), *supported here* (on one; a second one, `--bed
-NAME`, costs processor hours and has not been run), *contradicted* (beyond zero in the other direction; of a claim with
-a margin: short of it), *no practical effect* (the whole interval within d*, the smallest effect of interest),
-*undecided*, *test bed invalid* (the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
+NAME`, costs processor hours and has not been run, or shows no effect), *contradicted* (beyond zero in the other
+direction; of a claim with a margin: short of it), *no practical effect* (the whole interval within d*, the smallest
+effect of interest), *undecided* (also of two records of which one supports and one contradicts), *test bed invalid*
+(the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
 *withdrawn* verdicts do not stand, for the reason given. *old instrument*: the record was made before the standard
 (narrow evaluation, eight seeds, no tuning, nothing fixed before the first seed) and was judged again without runs. A
 verdict speaks of the small embedded model and task of that record, and of nothing larger. *Embedded only*: takes
