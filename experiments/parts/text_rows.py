@@ -21,7 +21,7 @@ from jaxtyping import Array, Int
 
 from experiments.parts import rating_judge, strings
 from jaxrl_llm import reduce
-from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.chat import encode_answer
 from jaxrl_llm.data.demonstrations import encode_responses
@@ -349,7 +349,7 @@ def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settin
         return reduce.scalars(bradley_terry_loss(*jnp.split(found, 2)).loss), {}
 
     count = min(32, rows.train.prompts.shape[0])
-    method = Offline(tabled, make_uniform(), count, loss, optax.adam(settings.learning_rate))
+    method = Offline(tabled, make_epochs(None), count, loss, optax.adam(settings.learning_rate))
     state = offline.init_state(method, first, jax.random.key(12), extras={"rows": tuple(rows.train)})
     return offline.make_run(method, settings.scorer_steps)(jax.tree.map(jnp.copy, state))[0].params
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from jaxrl_llm import reduce
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed.compiler_options import jit_sampling
@@ -25,6 +26,7 @@ from jaxrl_llm.run.bench import (
     bench_identity,
     cached_by_task,
     demonstrations,
+    is_generated,
     solved_problems,
 )
 from jaxrl_llm.run.options import sampling_of
@@ -81,11 +83,14 @@ def rollout_of(
 
 
 def make_online(settings: OnlineSettings, found: Bench, *, estimate: Callable, loss: Callable, tx, **slots) -> Online:
-    """The ``Online`` of a bench: uniform draws, its rollout and its judge; ``slots`` replace any of them."""
+    """The ``Online`` of a bench: its rollout and its judge; ``slots`` replace any of them.
+
+    Generated problems, which never end, are drawn uniformly; rows of one's own in shuffled epochs, each once in every.
+    """
     parts = {
         "policy": found.model.policy,
         "problems": found.train,
-        "sampler": make_uniform(),
+        "sampler": make_uniform() if is_generated(settings.data) else make_epochs(None),
         "prompts_per_step": settings.prompts_per_step,
         "group_size": settings.group_size,
         "score": found.score or unscored,

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm import logprobs, losses, reduce
-from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment.claims import open_claim
@@ -286,7 +286,7 @@ def build(settings: Settings) -> Plan:
     slot = make_loss(model.policy, loss, wanted, beta, how, f"--loss {settings.loss}")
     method = Offline(
         rows=lambda extras: train | more | {name: x for name, x in extras.items() if name != REFERENCE},
-        sampler=make_uniform(),
+        sampler=make_epochs(None),
         rows_per_step=size,
         loss=slot if whole is not None else lambda *given: slot(*given, jnp.asarray(size, jnp.float32)),
         tx=adamw(settings, settings.steps),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import rows
@@ -86,7 +86,7 @@ def build(settings: Settings) -> Plan:
     table = {"chosen": train[0], "rejected": train[1], "margin": margins}
     method = Offline(
         rows=lambda extras: table,
-        sampler=make_uniform(),
+        sampler=make_epochs(None),
         rows_per_step=min(settings.rows_per_step, len(kept)),
         loss=loss,
         tx=adamw(settings, settings.steps),

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm import logprobs
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
@@ -96,7 +97,8 @@ def build(settings: Settings) -> Plan:
         )
     tx = adamw(settings, settings.steps)
     size = min(settings.rows_per_step, train.tokens.shape[0])
-    method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
+    epochs = make_epochs(None)
+    method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx, sampler=epochs)
     method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm or None), train, settings)
     return Plan(lambda key: model.params, (Stage(method, settings.steps),), measure_of_rows(model.policy, test),
                 on_host=True, model=model, gives=True)  # fmt: skip

@@ -135,6 +135,26 @@ def test_epochs_are_orders_of_their_own_however_they_are_cut():
     assert drawn(12, seed=1) != whole
 
 
+def test_epochs_without_a_seed_are_those_of_the_first_key():
+    """What later draws get for a key changes nothing; runs beside each other have orders of their own."""
+    sampler = epochs.make_epochs(None)
+
+    def drawn(first, later, size):
+        state, found = sampler.init(12), []
+        for step in range(24 // size):
+            ids, state = sampler.draw(state, jax.random.key(later + step if step else first), size)
+            found += ids.tolist()
+        return found
+
+    whole = drawn(3, 100, 12)
+    assert sorted(whole[:12]) == sorted(whole[12:]) == list(range(12)) and whole[:12] != whole[12:]
+    assert drawn(3, 500, 12) == whole and drawn(3, 700, 8) == whole
+    assert drawn(4, 100, 12) != whole
+    states = jax.vmap(lambda _: sampler.init(12))(jnp.arange(2))
+    ids, states = jax.vmap(lambda s, k: sampler.draw(s, k, 12))(states, jax.random.split(jax.random.key(0), 2))
+    assert [sorted(row) for row in ids.tolist()] == [list(range(12))] * 2 and ids[0].tolist() != ids[1].tolist()
+
+
 def test_of_two_best_responses_the_second_is_as_good_and_they_are_no_pair():
     found = pairs.best_and_second(jnp.array([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]))
     assert [x.tolist() for x in found] == [[0, 1], [1, 2], [False, True]]

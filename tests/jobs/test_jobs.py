@@ -19,7 +19,7 @@ from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.data.stream import make_stream
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, recipes
-from jaxrl_llm.jobs import distil, dpo, reward_model, rows, sft
+from jaxrl_llm.jobs import distil, dpo, online_dpo, ppo, reward_model, rows, sft
 from jaxrl_llm.logprobs import align
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import named, options, parts, rated
@@ -28,6 +28,7 @@ from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.online import Online
 from jaxrl_llm.types import Batch, PairTerms, TokenTerms
 from tests import close
 from tests.models_for_tests import byte_model, byte_tokenizer, cubes
@@ -328,6 +329,30 @@ def test_a_norm_of_0_is_no_bound(job):
     bounds = {norm: job.build(dataclasses.replace(settings, max_grad_norm=norm)).stages[0].method.max_grad_norm
               for norm in (0.0, 0.5)}  # fmt: skip
     assert bounds == {0.0: None, 0.5: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("job", "data", "more"),
+    [(sft, "texts", {}), (dpo, "pairs", {}), (reward_model, "pairs", {}), (ppo, "texts", {}), (online_dpo, "texts", {}),
+     (distil, "texts", {"teacher": ("self",), "loss": "reverse_kl"})],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_an_epoch_has_every_row_once(job, data, more, own):
+    """And the seeds of a run have orders of their own."""
+    known = {f.name for f in dataclasses.fields(job.Settings)}
+    wanted = {"model": str(own), "data": str(own / f"{data}.jsonl"), "eval_rows": 4, "eval_problems": 4}
+    wanted |= {"max_new_tokens": 16} | more
+    method = job.build(job.Settings(**{k: v for k, v in wanted.items() if k in known})).stages[-1].method
+    count = (method.problems.tokens if isinstance(method, Online) else jax.tree.leaves(method.rows({}))[0]).shape[0]
+    orders = []
+    for seed in (0, 1):
+        state, drawn = method.sampler.init(count), []
+        for step in range(2 * count // 7 + 1):
+            ids, state = method.sampler.draw(state, jax.random.fold_in(jax.random.key(seed), step), 7)
+            drawn += ids.tolist()
+        assert sorted(drawn[:count]) == sorted(drawn[count : 2 * count]) == list(range(count)) and count > 50
+        orders.append(drawn[:count])
+    assert orders[0] != orders[1]
 
 
 def test_a_flag_of_several_values_may_stand_again(own):

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.advantages.turns import gigpo_advantages, moved
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
@@ -45,8 +46,8 @@ class HostTasks(NamedTuple):
     train: Problems
 
     def slots(self, group_size: int) -> dict[str, Any]:
-        """None: ``rollout.host.driver.only_on_host`` stands for the rollout of an env in Python."""
-        return {}
+        """Shuffled epochs of the tasks; ``rollout.host.driver.only_on_host`` stands for the rollout."""
+        return {"sampler": make_epochs(None)}
 
 
 def learned_from_episodes(
@@ -59,7 +60,7 @@ def learned_from_episodes(
     group_size: int,
     **slots: Any,
 ) -> Online:
-    """The ``Online`` of episodes: uniform draws of training tasks, episodes, the env's rewards.
+    """The ``Online`` of episodes: draws of training tasks (uniform, unless they say otherwise), the env's rewards.
 
     ``HostTasks`` bring its ``rollout`` among the slots: ``rollout.host.driver.only_on_host``.
     """

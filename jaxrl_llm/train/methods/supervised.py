@@ -17,7 +17,7 @@ from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.train import offline, origins
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.types import Params, Policy
+from jaxrl_llm.types import Params, Policy, Sampler
 
 
 class SupervisedRows(NamedTuple):
@@ -70,16 +70,21 @@ def joined(
 
 
 def make_supervised(
-    policy: Policy, rows: SupervisedRows, *, rows_per_step: int, tx: optax.GradientTransformation
+    policy: Policy,
+    rows: SupervisedRows,
+    *,
+    rows_per_step: int,
+    tx: optax.GradientTransformation,
+    sampler: Sampler | None = None,
 ) -> Offline:
-    """A stage of supervised fine-tuning on ``supervised_rows``."""
+    """A stage of supervised fine-tuning on ``supervised_rows``; ``sampler=None``: uniform draws with replacement."""
 
     def loss(params: Params, extras: dict[str, Any], part: SupervisedRows, total: Array):
         logp, _ = builders.score_tokens(policy, params, part)
         value = reduce.tokens(sft_loss(logp, part.mask).loss, part.mask, total=total)
         return value, {"sft/loss": value, "tokens/trained": jnp.sum(part.mask.astype(jnp.float32))}
 
-    return Offline(lambda extras: rows, make_uniform(), rows_per_step, loss, tx, whole=trained_tokens)
+    return Offline(lambda extras: rows, sampler or make_uniform(), rows_per_step, loss, tx, whole=trained_tokens)
 
 
 def trained_tokens(part: SupervisedRows) -> Array:
