@@ -101,6 +101,7 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     """
     arguments = merged(arguments, flags.several(Options) | flags.several(module.Settings))
     given = flags.named(arguments)
+    flags.check_length(given)
     base = arms.preset(module, smoke="--smoke" in arguments, model=given.get("model", module.Settings().model))
     functions = {f.name: getattr(base, f.name) for f in dataclasses.fields(base) if callable(getattr(base, f.name))}
     own = {f.name for f in dataclasses.fields(Options)}  # one flag serves an option and a setting of the same name
@@ -207,7 +208,7 @@ def check_sizes(settings: Any, microbatches: int) -> None:
             meshes.check_rows(mesh, settings.prompts_per_step, "--prompts-per-step")
 
 
-AMOUNTS = ("learning_rate", "weight_decay", "max_grad_norm", "centering", "margin_scale", "value_weight")
+AMOUNTS = ("learning_rate", "epochs", "weight_decay", "max_grad_norm", "centering", "margin_scale", "value_weight")
 LEAST = {name: 1 for name in ("steps", "eval_every", "rows_per_step", "eval_rows", "prompts_per_step", "group_size",
                               "train_problems", "eval_problems", "eval_samples", "max_new_tokens",
                               "train_rows")}  # fmt: skip

@@ -35,7 +35,7 @@ from jaxrl_llm.jobs import retold, scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import bench, named, parts
-from jaxrl_llm.run.method import adamw
+from jaxrl_llm.run.method import adamw, in_epochs
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
@@ -336,6 +336,7 @@ def problem_ids(extras: Any, trajectories: Trajectories, rewards: Rewards) -> di
 def build(settings: Settings) -> Plan:
     """One online stage without rewards: the loss asks the teachers."""
     found = recipes.bench(settings)
+    settings = in_epochs(settings, found.train.tokens.shape[0], settings.prompts_per_step)
     policy = found.model.policy
     teachers = open_teachers(settings, found.model)
     terms_of, reader = make_terms(settings, policy, teachers, found.model.config.vocab_size), teachers[0].reader

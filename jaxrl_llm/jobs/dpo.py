@@ -25,7 +25,7 @@ from jaxrl_llm.jobs import rows
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import named
 from jaxrl_llm.run.bench import open_model
-from jaxrl_llm.run.method import adamw
+from jaxrl_llm.run.method import adamw, in_epochs
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
@@ -263,6 +263,7 @@ def build(settings: Settings) -> Plan:
     source = rows.judged(settings, settings.format) if single else rows.pairs(settings, settings.format)
     hold_out = rows.held_out_of_both if single else rows.held_out
     kept, held = hold_out(source, settings.eval_rows, settings.data)
+    settings = in_epochs(settings, len(kept), min(settings.rows_per_step, len(kept)))
     tables = dict(zip(fields, rows.encoded(model, [*kept, *held], settings, *fields), strict=True))
     train = {name: jax.tree.map(lambda x: x[: len(kept)], table) for name, table in tables.items()}
     test = {name: jax.tree.map(lambda x: x[len(kept) :], table) for name, table in tables.items()}

@@ -482,6 +482,7 @@ def opened(settings: Settings) -> Opened:
         chat=settings.chat,
         heldout_verifier=verifier,
     )
+    settings = method.in_epochs(settings, len(tables.train), settings.prompts_per_step)
     method_of_flags(settings, model, tables, mesh)  # refuses what does not serve, before there is a folder
     return Opened(settings, model, tables, mesh, digest)
 
@@ -504,7 +505,7 @@ def main(settings: Settings) -> int:
     durable.check_generator(settings)
     durable.remote_of(settings, settings.mesh, worker_program, *refused)
     found = opened(settings)
-    run = run_folder(settings)
+    run = run_folder(found.settings)
     stopped = f"stopped; {record.how_to_resume(run)}"
     try:
         with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:

@@ -36,7 +36,7 @@ from jaxrl_llm.jobs.scoring import DrawnSettings, judged, with_reward
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.mixture import mixture_policy
 from jaxrl_llm.run import bench, flags, lora_state, named
-from jaxrl_llm.run.method import adamw, own_reward
+from jaxrl_llm.run.method import adamw, in_epochs, own_reward
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Plan, Referred, keep_reference, reference_of, referred, with_whole_reference
@@ -417,6 +417,7 @@ def build(settings: Settings) -> Plan:
     """One online stage on the host: responses, rewards, preferences of them, one update."""
     method = method_of(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
+    settings = in_epochs(settings, found.train.tokens.shape[0], settings.prompts_per_step)
     second = judged(settings, found, own_reward(settings.judge, "--judge"))[2] if settings.judge else None
     policy, size = found.model.policy, settings.group_size
     part = lora_state.PART if settings.lora else ""

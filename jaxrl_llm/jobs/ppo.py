@@ -25,7 +25,7 @@ from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import flags, lora_state, named
-from jaxrl_llm.run.method import LOSS, adamw, looks_at_all
+from jaxrl_llm.run.method import LOSS, adamw, in_epochs, looks_at_all
 from jaxrl_llm.train import parity
 from jaxrl_llm.train.methods.actor_critic import (
     Read,
@@ -167,6 +167,7 @@ def build(settings: Settings) -> Plan:
         flags.check_amount(name, getattr(settings, name))
     worth, read = value_loss(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
+    settings = in_epochs(settings, found.train.tokens.shape[0], settings.prompts_per_step)
     policy, heat, part = found.model.policy, settings.temperature, lora_state.PART if settings.lora else ""
 
     def reference(params, extras):

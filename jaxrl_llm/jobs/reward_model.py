@@ -17,7 +17,7 @@ from jaxrl_llm.jobs.dpo import CHUNK
 from jaxrl_llm.losses import bradley_terry_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.run import options
-from jaxrl_llm.run.method import adamw
+from jaxrl_llm.run.method import adamw, in_epochs
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan, Stage
@@ -66,6 +66,7 @@ def build(settings: Settings) -> Plan:
     """One stage of minibatches of pairs; the head starts at zero, the model trains with it."""
     model = options.open_model(settings)  # whose weights nobody else has
     kept, held = rows.held_out(rows.pairs(settings, settings.format), settings.eval_rows, settings.data)
+    settings = in_epochs(settings, len(kept), min(settings.rows_per_step, len(kept)))
     both = rows.encoded(model, [*kept, *held], settings, "chosen", "rejected")
     train, test = (
         [jax.tree.map(lambda x, part=part: x[part], t) for t in both]

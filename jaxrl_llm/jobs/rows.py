@@ -43,6 +43,7 @@ class RowSettings(recipes.Settings):
     # QLoRA: with --lora the frozen matrices of the layers are kept in few bits, 64 inputs to a scale
     lora_base: options.BaseName = ""
     steps: int = 200
+    epochs: float = 0.0  # passes over the rows, in the place of --steps; 0: --steps
     learning_rate: float = 1e-5
     rows_per_step: int = 32
     max_new_tokens: int = 512  # columns for a response, or for a whole conversation; longer ones are refused

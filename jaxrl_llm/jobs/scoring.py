@@ -25,6 +25,7 @@ class DrawnSettings(recipes.OnlineSettings):
     # QLoRA: with --lora the frozen matrices of the layers are kept in few bits, 64 inputs to a scale
     lora_base: options.BaseName = ""
     steps: int = 200
+    epochs: float = 0.0  # passes over the prompts, in the place of --steps; 0: --steps
     prompts_per_step: int = 32
     max_new_tokens: int = 512
     # samples from weights in few bits, made anew at every step; they train as samples of the weights themselves: only

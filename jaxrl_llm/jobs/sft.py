@@ -24,7 +24,7 @@ from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
 from jaxrl_llm.jobs import rows
 from jaxrl_llm.run import flags, options
-from jaxrl_llm.run.method import adamw
+from jaxrl_llm.run.method import adamw, in_epochs
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Plan, Stage
@@ -95,8 +95,9 @@ def build(settings: Settings) -> Plan:
         train, test = (
             jax.tree.map(lambda x, part=part: x[part], table) for part in (slice(len(kept)), slice(len(kept), None))
         )
-    tx = adamw(settings, settings.steps)
     size = min(settings.rows_per_step, train.tokens.shape[0])
+    settings = in_epochs(settings, train.tokens.shape[0], size)
+    tx = adamw(settings, settings.steps)
     epochs = make_epochs(None)
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx, sampler=epochs)
     method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm or None), train, settings)

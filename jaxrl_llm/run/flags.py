@@ -14,7 +14,7 @@ import textwrap
 import threading
 import tokenize
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -37,6 +37,12 @@ def check_amount(name: str, value: float | int) -> None:
         raise UserError(f"{spell(name)} {value} must not be negative")
     if not math.isfinite(value):
         raise UserError(f"{spell(name)} {value} must be finite")
+
+
+def check_length(named: Container[str]) -> None:
+    """Raises UserError where the length of a run is given twice, in steps and in passes over its rows."""
+    if "steps" in named and "epochs" in named:
+        raise UserError("--steps and --epochs both say how long to train; give one of them")
 
 
 def check_default(settings: Any, names: Iterable[str], why: str) -> None:

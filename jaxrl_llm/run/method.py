@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from jaxrl_llm import advantages, losses, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
@@ -819,6 +820,18 @@ def adam(settings: Any, schedule: optax.Schedule) -> optax.GradientTransformatio
 def adamw(settings: Any, steps: int) -> optax.GradientTransformation:
     """AdamW with its usual betas over ``steps`` updates: what fine-tuning jobs and peers' trainers begin with."""
     return optax.adamw(learning_rate(settings, steps), weight_decay=settings.weight_decay)
+
+
+def in_epochs(settings: Any, rows: int, each: int) -> Any:
+    """The settings with the ``steps`` that ``epochs`` passes over so many rows take, ``each`` of them a step.
+
+    The last step of the last pass is filled up from the next one. Settings without ``epochs`` stay as they are.
+    """
+    if not settings.epochs:
+        return settings
+    steps = math.ceil(settings.epochs * rows / each)
+    hosts.say(f"--epochs {settings.epochs:g} of {rows:,} rows, {each} a step: {steps:,} steps")
+    return dataclasses.replace(settings, steps=steps)
 
 
 def own_reward(name: str, flag: str = "--reward") -> Verifier:

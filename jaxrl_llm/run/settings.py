@@ -39,6 +39,7 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     # empty: that of the format
     verifier: parts.VerifierName = ""
     steps: int = 650  # iterations: one rollout and one update each
+    epochs: float = 0.0  # passes over the training prompts, in the place of --steps; 0: --steps
     # steps of the learning rate's warm-up and way down to 0, which a resumed run keeps whatever its --steps; 0: --steps
     schedule_steps: int = 0
     seed: int = 0  # of the samples, the order of the problems and the generated ones
@@ -111,6 +112,7 @@ def check(settings: Settings) -> None:
         if getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
     flags.check_seed(settings.seed)
+    flags.check_amount("epochs", settings.epochs)
     for name in ("learning_rate", "temperature", "clip_low", "clip_high"):
         value = getattr(settings, name)
         if not (value > 0 and math.isfinite(value)):
@@ -281,7 +283,7 @@ def _from_flags(arguments: list[str], default: Settings) -> Settings:
 
 
 CHANGEABLE = (  # none of them changes what a step computes
-    "resume", "steps", "hosts", "compile_cache", "most_skipped", "eval_every", "track",
+    "resume", "steps", "epochs", "hosts", "compile_cache", "most_skipped", "eval_every", "track",
 )  # fmt: skip
 
 
@@ -314,6 +316,8 @@ def parse(arguments: list[str]) -> Settings:
     """Settings from flags; with ``--resume`` those of the run, where only ``CHANGEABLE`` ones may change."""
     default, told = by_size(arguments)
     settings = _from_flags(arguments, default)
+    named = flags.named(arguments)
+    flags.check_length(named)
     if not settings.resume:
         if any(word.partition("=")[0] == "--resume" for word in arguments):
             raise UserError("--resume '' names no run folder; give the folder of the run to go on with")
@@ -326,6 +330,8 @@ def parse(arguments: list[str]) -> Settings:
         old, new = getattr(stored, field.name), getattr(given, field.name)
         if old != new and field.name not in CHANGEABLE:
             raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
+    if "steps" in named:  # in the place of the passes that the run was begun with
+        given = dataclasses.replace(given, epochs=0.0)
     return dataclasses.replace(given, schedule_steps=horizon(stored))
 
 

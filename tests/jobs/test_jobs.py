@@ -338,13 +338,15 @@ def test_a_norm_of_0_is_no_bound(job):
     ids=lambda x: getattr(x, "__name__", ""),
 )  # fmt: skip
 def test_an_epoch_has_every_row_once(job, data, more, own):
-    """And the seeds of a run have orders of their own."""
+    """The seeds of a run have orders of their own; one and a half passes are so many steps."""
     known = {f.name for f in dataclasses.fields(job.Settings)}
     wanted = {"model": str(own), "data": str(own / f"{data}.jsonl"), "eval_rows": 4, "eval_problems": 4}
-    wanted |= {"max_new_tokens": 16} | more
-    method = job.build(job.Settings(**{k: v for k, v in wanted.items() if k in known})).stages[-1].method
+    wanted |= {"max_new_tokens": 16, "rows_per_step": 7, "prompts_per_step": 7, "epochs": 1.5} | more
+    stage = job.build(job.Settings(**{k: v for k, v in wanted.items() if k in known})).stages[-1]
+    method = stage.method
     count = (method.problems.tokens if isinstance(method, Online) else jax.tree.leaves(method.rows({}))[0]).shape[0]
     orders = []
+    assert stage.steps == -(-3 * count // 14)
     for seed in (0, 1):
         state, drawn = method.sampler.init(count), []
         for step in range(2 * count // 7 + 1):
@@ -362,6 +364,8 @@ def test_a_flag_of_several_values_may_stand_again(own):
     assert settings.teacher == ("nano", "tiny") and settings.loss_args == ("a=1", "b=2")
     with pytest.raises(UserError, match="--steps is given twice"):
         cli.parse(distil, ["--steps", "1", "--steps", "2"])
+    with pytest.raises(UserError, match="--steps and --epochs both say how long to train"):
+        cli.parse(distil, ["--steps", "1", "--epochs=2"])
     found = settings_of_job(["--stop", "a", "--seed", "1", "--stop=b", "--steps", "2"])
     assert found.stop == ("a", "b") and (found.seed, found.steps) == (1, 2)
 

@@ -179,3 +179,22 @@ def test_more_steps_do_not_bend_the_learning_rate(tmp_path, capsys, monkeypatch)
     assert "comes down to 0 at step 4: what --steps 5 adds changes nothing" in capsys.readouterr().out
     assert settings.parse(["--resume", str(long), "--steps", "9"]).schedule_steps == 4
     assert grpo.cli(["--resume", str(long), "--schedule-steps", "9"]) == 2
+
+
+def test_passes_over_the_prompts_are_steps(tmp_path, capsys):
+    """And a resumed run may have more passes, or steps in their place, on the schedule that it began with."""
+    run, words = tmp_path / "run", ["--train-problems", "6", "--prompts-per-step", "4"]
+    assert grpo.cli([*SMALL, *words, "--epochs", "1", "--out", str(run)]) == 0
+    assert "--epochs 1 of 6 rows, 4 a step: 2 steps" in capsys.readouterr().out
+    kept = json.loads((run / "settings.json").read_text())
+    assert (kept["steps"], kept["epochs"]) == (2, 1.0) and len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    more = settings.parse(["--resume", str(run), "--epochs", "2"])
+    assert (more.epochs, more.schedule_steps) == (2.0, 2) and grpo.opened(more).settings.steps == 3
+    other = settings.parse(["--resume", str(run), "--steps", "5"])
+    assert (other.epochs, other.steps) == (0.0, 5) and grpo.opened(other).settings.steps == 5
+    assert settings.parse(["--resume", str(run)]).epochs == 1.0
+    for wrong, said in (
+        (["--epochs", "1", "--steps", "3"], "--steps and --epochs both"),
+        (["--epochs", "-1"], "--epochs"),
+    ):
+        assert grpo.cli(wrong) == 2 and said in capsys.readouterr().err
