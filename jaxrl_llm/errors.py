@@ -49,11 +49,15 @@ def extra_module(module: str, use: str, extra: str, otherwise: str = "") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        own = (error.name or "").partition(".")[0] == module.partition(".")[0]
-        if own and isinstance(error, ModuleNotFoundError):
-            raise UserError(_missing(module, use, extra, otherwise)) from error
-        because = f", which is installed and cannot be imported ({' '.join(str(error).split())})"
-        raise UserError(_missing(module, use, extra, otherwise, because)) from error
+        raise UserError(_missing(module, use, extra, otherwise, broken(module, error))) from error
+
+
+def broken(module: str, error: ImportError) -> str:
+    """That a package is installed and cannot be imported, and why; empty where it is not installed."""
+    own = (error.name or "").partition(".")[0] == module.partition(".")[0]
+    if own and isinstance(error, ModuleNotFoundError):
+        return ""
+    return f", which is installed and cannot be imported ({' '.join(str(error).split())})"
 
 
 def need_extra(module: str, use: str, extra: str) -> None:

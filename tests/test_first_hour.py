@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import __main__ as front
+from jaxrl_llm.asynchronous import ray_workers
 from jaxrl_llm.data import sources
 from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.envs import text_games
 from jaxrl_llm.errors import DataError, UserError, extra_module
 from jaxrl_llm.experiment import __main__ as commands
 from jaxrl_llm.experiment import cli
@@ -26,7 +28,7 @@ from jaxrl_llm.planning import utilisation
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.run import bench, flags, parts, plan, quiet
 from jaxrl_llm.run.commands import chat, evaluate_model
-from jaxrl_llm.run.records import report
+from jaxrl_llm.run.records import report, track
 from jaxrl_llm.run.settings import Settings
 from tests.models_for_tests import byte_model
 
@@ -303,6 +305,25 @@ def test_a_package_that_is_there_is_not_called_missing(text, because, own_module
     message = str(error.value)
     assert message.startswith(f"games need own-chess{because}")
     assert message.endswith(": pip install 'jaxrl_llm[games]'") and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "use", "said"),
+    [
+        ("tensorboardX", lambda: track.check(["tensorboard"]), "--track tensorboard needs tensorboardX{}: pip install"),
+        ("wandb", lambda: track.check(["wandb"]), "--track wandb needs wandb{}: pip install 'jaxrl_llm[track]'"),
+        ("appworld", text_games.appworld_env, "AppWorld needs appworld{}: pip install appworld; appworld install; "),
+        ("ray", ray_workers.load_ray, "ray is installed and cannot be imported{}; pip install 'jaxrl_llm"),
+    ],
+)
+def test_nor_is_one_of_trackers_worlds_or_workers(name, use, said, own_module, monkeypatch):
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    own_module(name, "import own_board")
+    reason = " (No module named 'own_board')"
+    with pytest.raises(UserError) as error:
+        use()
+    because = reason if name == "ray" else f", which is installed and cannot be imported{reason}"
+    assert str(error.value).startswith(said.format(because))
 
 
 def test_a_tpus_library_is_told_that_there_is_no_tpu(monkeypatch, tmp_path):

@@ -6,19 +6,20 @@ from functools import partial
 from typing import Any
 
 from jaxrl_llm.asynchronous.workers import Reply
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, broken
 
 
 def load_ray() -> Any:
     """Ray itself.
 
     Raises:
-      UserError: where it is not installed.
+      UserError: where it is not installed, or cannot be imported.
     """
     try:
         import ray
-    except ModuleNotFoundError as error:
-        raise UserError("ray is not installed; pip install 'jaxrl_llm[distributed]'") from error
+    except ImportError as error:
+        why = broken("ray", error).removeprefix(", which ") or "is not installed"
+        raise UserError(f"ray {why}; pip install 'jaxrl_llm[distributed]'") from error
     return ray
 
 

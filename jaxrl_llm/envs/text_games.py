@@ -26,7 +26,7 @@ import numpy as np
 
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given, as_begun
-from jaxrl_llm.errors import UserError, extra_module
+from jaxrl_llm.errors import UserError, broken, extra_module
 from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.verifiers.fences import PYTHON, blocks, written_in
 
@@ -346,7 +346,8 @@ def appworld_env(
         import appworld
     except ImportError as error:
         raise UserError(
-            "AppWorld needs appworld: pip install appworld; appworld install; appworld download data"
+            f"AppWorld needs appworld{broken('appworld', error)}: pip install appworld; appworld install; appworld "
+            "download data"
         ) from error
     if not addresses or not all(addresses):
         raise UserError(

@@ -92,6 +92,11 @@ METRICS = ("eval/accuracy", "eval/tokens", "preferences/kept")
 SEEDS, EXPORT = 1, "always"
 
 
+# what a loss of each kind has one number for
+UNITS = {"pairs": "pairs", "margins": "labelled pairs", "single": "responses", "chances": "responses",
+         "rankings": "groups or responses"}  # fmt: skip
+
+
 class Method(NamedTuple):
     """A loss on preferences, and what is made of responses for it."""
 
@@ -385,6 +390,10 @@ def make_loss(settings: Settings, method: Method, policy: Any, reference: Params
             terms = PairTerms(reduce.sequences(terms.loss, batch.mask), aux)
         elif not isinstance(terms, PairTerms):
             terms = PairTerms(terms, {})
+        shape = getattr(terms.loss, "shape", type(terms.loss).__name__)
+        if shape != counts.shape:  # it would broadcast
+            raise UserError(f"--loss {settings.loss}: gives {shape}, not one number for each of {counts.shape[0]} "
+                            f"{UNITS[method.kind]}; choose a loss that does")  # fmt: skip
         value = jnp.sum(jnp.where(counts, terms.loss, 0.0)) / jnp.maximum(batch.total, 1.0)
         aux = {f"preferences/{name}": reduce.scalars(x, counts) for name, x in terms.aux.items()}
         return value, aux | {

@@ -95,7 +95,7 @@ def value_loss(settings: Settings) -> tuple[Callable[..., TokenTerms], Read | No
 
     def worth(outputs, old_values, returns, mask):
         offered = {"values": outputs, "logits": outputs, "old_values": old_values, "returns": returns, "mask": mask}
-        return loss(*(offered[name] for name in wanted))
+        return named.of_kind(loss(*(offered[name] for name in wanted)), TokenTerms, named_as)
 
     if "logits" not in wanted:
         return worth, None
@@ -157,6 +157,10 @@ def build(settings: Settings) -> Plan:
     if named.check_arrays(loss, LOSS, f"--loss {settings.loss}") != LOSS:
         raise UserError(f"--loss {settings.loss} takes {', '.join(named.arrays(loss))}; PPO takes a loss of "
                         f"{', '.join(LOSS)}: clipped_policy_loss, gspo_loss ...")  # fmt: skip
+
+    def token_loss(*given):
+        return named.of_kind(loss(*given), TokenTerms, f"--loss {settings.loss}")
+
     if settings.inner_epochs < 1 or settings.value_weight < 0:
         raise UserError(f"--inner-epochs {settings.inner_epochs} must be at least 1, and --value-weight "
                         f"{settings.value_weight} not negative")  # fmt: skip
@@ -189,7 +193,7 @@ def build(settings: Settings) -> Plan:
         ),
         loss=make_actor_critic_loss(
             policy,
-            token_loss=loss,
+            token_loss=token_loss,
             value_loss=worth,
             value_weight=settings.value_weight,
             temperature=heat,
@@ -198,7 +202,7 @@ def build(settings: Settings) -> Plan:
         ),
         tx=adamw(settings, settings.steps * settings.inner_epochs),
         **slots,
-        whole_batch="its loss looks at all tokens of a step" if looks_at_all(loss, LOSS) else "",
+        whole_batch="its loss looks at all tokens of a step" if looks_at_all(token_loss, LOSS) else "",
     )
     plan = recipes.one_stage(settings, found, online, extras=extras)._replace(on_host=True)
     if settings.critic_warmup:

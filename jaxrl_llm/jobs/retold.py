@@ -196,7 +196,7 @@ def make_terms(
                 "mask": keep, "student_ids": reader.student_ids, "teacher_ids": reader.teacher_ids,
             }  # fmt: skip
             offered["teacher_log_probs"] = jax.lax.stop_gradient(offered["teacher_log_probs"])
-            return loss(*(offered[name] for name in wanted))
+            return named.of_kind(loss(*(offered[name] for name in wanted)), TokenTerms, flag)
 
         at_once = own.shape[1] if ":" in settings.loss else chunk
         found = losses.chunked_terms(of_pieces, used, *student, *jax.lax.stop_gradient(told), chunk=at_once)

@@ -5,6 +5,8 @@ import difflib
 import inspect
 import math
 import traceback
+import types
+import typing
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -71,18 +73,42 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
                 value = math.inf
             else:
                 value = text if isinstance(known[name], str) else find(package, text, f"{flag} {name}=")
-        usual = known[name]
-        number = isinstance(usual, int | float) and not isinstance(value, int | float)
-        if number or callable(usual) and usual is not inspect.Parameter.empty and not callable(value):
-            raise UserError(f"{flag} {word}: {text} is no value such as {getattr(usual, '__name__', usual)}")
-        if isinstance(usual, str) and not isinstance(value, str):
+        parameter = inspect.signature(function).parameters[name]
+        if isinstance(parameter.default, str) and not isinstance(value, str):
             value = text
-        whole = type(value) is int and inspect.signature(function).parameters[name].annotation is float
+        if wanted := _unlike(value, parameter):
+            raise UserError(f"{flag} {word}: {text} is no {wanted}")
+        whole = type(value) is int and parameter.annotation is float
         given[name] = float(value) if whole else value
     missing = [k for k, v in known.items() if v is inspect.Parameter.empty and k not in given]
     if missing:
         raise UserError(f"{function.__name__} needs {flag} {' '.join(f'{k}=...' for k in missing)}")
     return partial(function, **given) if given else function
+
+
+def _unlike(value: Any, parameter: inspect.Parameter) -> str:
+    """What a setting takes, in words, where a value is of another kind; empty where it is of that kind."""
+    usual = None if parameter.default is inspect.Parameter.empty else parameter.default
+    union = typing.get_origin(parameter.annotation) in (typing.Union, types.UnionType)
+    within = typing.get_args(parameter.annotation)
+    kinds = within if union else (parameter.annotation,)
+    if value is None and types.NoneType in kinds:
+        return ""
+    such = "" if usual is None else f"value such as {getattr(usual, '__name__', usual)}"
+    numbers = [kind for kind in kinds if kind in (int, float)]
+    if isinstance(usual, int | float) or numbers and {*kinds} <= {int, float, types.NoneType}:
+        if not _is_number(value):
+            return such or "number"
+        return "whole number" if numbers == [int] and not isinstance(value, int) else ""
+    if isinstance(usual, tuple):
+        several = isinstance(value, tuple | list) and (all(map(_is_number, value)) or not all(map(_is_number, usual)))
+        # of so many, where the annotation says it
+        return "" if several and (union or ... in within or len(value) == len(within or value)) else such
+    return such if callable(usual) and not callable(value) else ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def check_arrays(function: Callable[..., Any], offered: Sequence[str], flag: str) -> tuple[str, ...]:

@@ -32,6 +32,15 @@ def even(answer, response):
     return float(sum(map(ord, response)) % 7) / 6
 
 
+def of_all(chosen_logp, rejected_logp):
+    """A mean over pairs, those that do not count included."""
+    return jnp.mean(rejected_logp - chosen_logp)
+
+
+def of_nothing(chosen_logp, rejected_logp):
+    return 0.0
+
+
 def run(out, *words):
     found = cli.run(online_dpo, [*SMALL, "--reward", f"{MINE}:even", "--out", str(out), *words])
     return next(iter(found.arms.values()))
@@ -137,6 +146,8 @@ def test_a_killed_run_goes_on_with_its_reference(tmp_path, monkeypatch):
         (["--loss", "kto_loss", "--microbatches", "2"], "its rows know of each other"),
         (["--reward", "nothing"], "--reward nothing is no MODULE:FUNCTION"),
         (["--sharpness", "-1"], "--sharpness -1.0 must not be negative"),
+        (["--loss", f"{MINE}:of_all", "--plan"], "of_all: gives (), not one number for each of 8 pairs; choose a loss"),
+        (["--loss", f"{MINE}:of_nothing", "--plan"], "of_nothing: gives float, not one number for each of 8 pairs"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(words, said, capsys, tmp_path):

@@ -21,6 +21,11 @@ from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
 
 
+def surrogate(logp, old_logp, advantages, mask):
+    """No loss: an array, not TokenTerms."""
+    return -advantages * jnp.exp(logp - old_logp)
+
+
 def run(out, *words):
     found = cli.run(ppo, ["--smoke", "--seeds", "1", "--out", str(out), *words])
     return next(iter(found.arms.values()))
@@ -62,6 +67,22 @@ def test_two_steps(words, tmp_path):
         (["--critic-learning-rate", "0"], "--critic-learning-rate 0.0 positive"),
         (["--value-loss", "reinforce_loss"], "takes logp, advantages, which this command has not"),
         (["--value-loss", "clipped_value_los"], "did you mean clipped_value_loss"),
+        (
+            ["--value-loss", "top_tokens", "--value-args", "fraction=0.5", "--plan"],
+            "--value-loss top_tokens: gives no TokenTerms, as a loss of tokens does",
+        ),
+        (
+            ["--value-loss", "expected_values", "--value-args", "low=0", "high=1", "--plan"],
+            "--value-loss expected_values: gives no TokenTerms",
+        ),
+        (["--loss", f"{__name__}:surrogate"], f"--loss {__name__}:surrogate: gives no TokenTerms"),
+        (["--gae", "n_step_returns", "--gae-args", "steps=2.5"], "--gae-args steps=2.5: 2.5 is no whole number"),
+        (["--gae", "n_step_returns", "--gae-args", "steps=[1]"], "--gae-args steps=[1]: [1] is no number"),
+        (["--value-args", "clip=[1]"], "--value-args clip=[1]: [1] is no value such as 0.2"),
+        (["--value-loss", "categorical_value_loss", "--value-args", "low=[1]", "high=2"], "low=[1]: [1] is no number"),
+        (["--loss-args", "dual_clip=[1]"], "--loss-args dual_clip=[1]: [1] is no number"),
+        (["--loss", "bapo_loss", "--loss-args", "low=3"], "--loss-args low=3: 3 is no value such as (0.6, 0.9)"),
+        (["--loss", "bapo_loss", "--loss-args", "low=(3,)"], "low=(3,): (3,) is no value such as (0.6, 0.9)"),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys, tmp_path):

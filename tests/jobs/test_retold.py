@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm import losses
 from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.data.pieces import reread
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.jobs import distil, retold
 from jaxrl_llm.models.decoder import make_policy
@@ -118,6 +119,24 @@ def test_distributions_of_whole_rows_never_exist(loss, teacher):
     sums = close.gradient_sums(model.config, 3, columns) + size + other
     close.assert_same_sums(results[0][0], results[1][0], sums, magnitude=float(batch.total))
     close.assert_same_sums(results[0][1], results[1][1], sums)
+
+
+def difference(student_log_probs, teacher_log_probs, mask):
+    """No loss: an array, not TokenTerms."""
+    return jnp.where(mask, jnp.sum(teacher_log_probs, axis=-1) - jnp.sum(student_log_probs, axis=-1), 0.0)
+
+
+def test_a_loss_of_ones_own_that_is_none_is_named(teacher):
+    settings = _settings(teacher, loss=f"{__name__}:difference")
+    model = options.open_model(settings)
+    (found,) = distil.open_teachers(settings, model)
+    drawn = _rows(settings, model)
+    fields = {name: getattr(drawn, name) for name in ("tokens", "segment_ids", "positions", "mask")}
+    extras = retold.row_extras(found.reader)({}, drawn, None)
+    batch = retold.of_pieces(Batch(**{name: None for name in Batch._fields})._replace(**fields, extras=extras))
+    terms = retold.make_terms(settings, model.policy, found.reader, model.config.vocab_size)
+    with pytest.raises(UserError, match=f"--loss {__name__}:difference: gives no TokenTerms, as a loss of tokens does"):
+        jax.eval_shape(terms, model.params, batch)
 
 
 def _alone(model, prompt, tokens, spans):

@@ -307,6 +307,17 @@ def test_responses_do_not_take_the_place_of_another_file(flag, more, tmp_path, c
     assert pathlib.Path("rows.jsonl").read_text() == '{"prompt": "1+1=", "answer": "2"}\n'
 
 
+@pytest.mark.parametrize("more", ["", "@1,other.jsonl@2"])
+def test_figures_do_not_take_the_place_of_the_rows(more, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate_model, "evaluate", lambda settings: ({}, [{"truncated": [False]}]))
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    assert main(["eval", "--data", f"rows.jsonl{more}", "--out", "./rows.jsonl"]) == 2
+    said = "error: --out rows.jsonl is the file of --data, which would be lost; give another\n"
+    assert capsys.readouterr().err == said
+    assert pathlib.Path("rows.jsonl").read_text() == '{"prompt": "1+1=", "answer": "2"}\n'
+
+
 @pytest.mark.parametrize(("stage", "written"), [("evaluate", False), ("write", True)])
 def test_only_what_is_written_is_a_mistake_in_out(stage, written, tmp_path, capsys, monkeypatch):
     """A server that is not there, say, has nothing to do with the file of the figures."""

@@ -459,6 +459,17 @@ def test_greedy_responses_say_nothing_of_the_entropy():
     )
 
 
+def of_settings(a, *, cap: float | None = 0.5, pair: tuple[float, ...] = (1.0, 2.0), names=("a", "b"), k: int = 2):
+    """A function whose settings have defaults of several kinds."""
+    return a
+
+
+def test_a_setting_may_be_whatever_its_annotation_allows():
+    words = ["cap=None", "pair=(1, 2, 3)", "names=('c',)", "k=3"]
+    found = named.with_settings(of_settings, words, "--loss-args", losses)
+    assert found.keywords == {"cap": None, "pair": (1, 2, 3), "names": ("c",), "k": 3}
+
+
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_schedules_warm_up_first(schedule):
     rate = method.learning_rate(of(schedule=schedule, learning_rate=1.0, warmup_steps=4), 20)

@@ -286,12 +286,13 @@ def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
         for path in paths
     ]
     asked = [(target, "out") for target in found if target is not None]
-    if settings.responses:
-        responses = pathlib.Path(settings.responses)
-        for other, flag in [*asked, *((pathlib.Path(name), "data") for name, _ in sources.mixture(settings.data))]:
-            if responses.resolve() == other.resolve():
-                raise UserError(f"--responses {responses} is the file of --{flag}, which would be lost; give another")
-        asked.append((responses, "responses"))
+    asked += [(pathlib.Path(settings.responses), "responses")] if settings.responses else []
+    taken = [(pathlib.Path(name), "data") for name, _ in sources.mixture(settings.data)]
+    for target, flag in asked:
+        for other, whose in taken:
+            if target.resolve() == other.resolve():
+                raise UserError(f"--{flag} {target} is the file of --{whose}, which would be lost; give another")
+        taken.append((target, flag))
     for target, flag in asked:
         with writing(target, flag):
             there = target.exists()

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, extra_module
 
 KNOWN = ("tensorboard", "wandb")
 WANDB_ID = "wandb_id"  # file of a run's folder
@@ -41,7 +41,7 @@ def samples(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def check(names: Sequence[str]) -> None:
-    """Refuses an unknown tracker, and one whose package is missing.
+    """Refuses an unknown tracker, and one whose package is missing or cannot be imported.
 
     Raises:
       UserError: with the remedy.
@@ -49,10 +49,7 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         if name not in KNOWN:
             raise UserError(f"--track {name}: the trackers are {', '.join(KNOWN)}")
-        try:
-            __import__("tensorboardX" if name == "tensorboard" else "wandb")
-        except ImportError as error:
-            raise UserError(f"--track {name} needs its package: pip install 'jaxrl_llm[track]'") from error
+        extra_module("tensorboardX" if name == "tensorboard" else "wandb", f"--track {name} needs", "track")
 
 
 def _tensorboard(folder: pathlib.Path, begin: int) -> Tracker:
