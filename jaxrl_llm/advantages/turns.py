@@ -171,6 +171,9 @@ def stratified_advantages(
 def moved(identity: Int[Array, "B K"], valid: Bool[Array, "B K"]) -> Bool[Array, "B K"]:
     """Turns whose action changed the situation: the next turn's is another; the last turn of an episode counts.
 
+    Args:
+      valid: a leading stretch of each row: the turn in front of a hole would count as the last one.
+
     >>> import jax.numpy as jnp
     >>> moved(jnp.array([[4, 4, 5, 0]]), jnp.array([[True, True, True, False]])).tolist()
     [[False, True, True, False]]

@@ -107,7 +107,7 @@ def share(folder: pathlib.Path, patience_s: float = SEEN_S) -> None:
     mark = folder / f".seen_{of_first(secrets.token_hex(8))}"  # a new name: no cache knows it as absent
     by_first("run folder", mark.touch)
     deadline = time.monotonic() + patience_s
-    while not (seen := mark.exists()) and time.monotonic() < deadline:
+    while not (seen := _is_there(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = np.flatnonzero(~np.ravel(multihost_utils.process_allgather(np.asarray(seen)))).tolist()
     if is_first():
@@ -115,6 +115,14 @@ def share(folder: pathlib.Path, patience_s: float = SEEN_S) -> None:
     if blind:
         raise UserError(f"--out {folder}: processes {blind} do not see what process 0 writes there; give a folder on "
                         "storage that all machines share")  # fmt: skip
+
+
+def _is_there(path: pathlib.Path) -> bool:
+    """Whether this process sees a file; where it may not look (rights, a disk that is gone) it does not."""
+    try:
+        return path.exists()
+    except OSError:  # raised here alone it would leave the others waiting
+        return False
 
 
 def agree(name: str, decision: Any) -> None:

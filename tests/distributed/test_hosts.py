@@ -193,7 +193,7 @@ def test_a_folder_that_is_named_by_a_clock_is_named_by_that_of_the_first_host(mo
 def test_a_run_folder_that_is_not_shared_is_named(tmp_path, monkeypatch):
     """Two processes would wait in the first checkpoint for parts that lie on another disk."""
     hosts.share(tmp_path / "absent")  # one process has nothing to share
-    _second_of_two(monkeypatch, "abc", "", "abc", "")
+    _second_of_two(monkeypatch, *["abc", ""] * 3)
     of_text = hosts.multihost_utils.process_allgather
 
     def gather(own):
@@ -203,7 +203,15 @@ def test_a_run_folder_that_is_not_shared_is_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"--out .*: processes \[1\] do not see what process 0 writes there; give a"):
         hosts.share(tmp_path, patience_s=0.0)
     (tmp_path / ".seen_abc").touch()  # by the first one
+    with monkeypatch.context() as refused:
+        refused.setattr(type(tmp_path), "exists", _refuse)
+        with pytest.raises(UserError, match=r"processes \[1\] do not see"):  # it may not look: the first one is told
+            hosts.share(tmp_path, patience_s=0.0)
     hosts.share(tmp_path, patience_s=0.0)
+
+
+def _refuse(path, **how):
+    raise PermissionError(13, "Permission denied", str(path))
 
 
 def test_what_the_first_process_cannot_do_ends_the_others_as_well(monkeypatch):

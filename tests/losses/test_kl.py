@@ -163,7 +163,7 @@ def test_the_corrected_k3_is_an_unbiased_value_off_policy_and_shares_the_weighte
 
 
 def test_the_corrected_k3_keeps_its_digits_close_to_the_reference():
-    """``exp(-d) - 1 + d`` in float32 is 5.96e-8 or 0 there, and negative for 4 % of the tokens."""
+    """``exp(-d) - 1 + d`` in float32 is 5.96e-8 or 0 there, and negative for some of the tokens."""
     for d, want in {1e-3: 4.9983337e-7, 1e-4: 4.9998333e-9, -1e-4: 5.0001667e-9}.items():
         x = jnp.array([[0.0]])
         got = kl.corrected_k3_gradient_terms(x, x, x - d, ONES[:1, :1])
