@@ -255,3 +255,7 @@ STRINGS = Preferences(
     polite_reward=polite_reward, draw_negatives=draw_negatives, seen=seen, strange=strange, disputed=disputed,
     meanings=meanings, lengths=lengths,
 )  # fmt: skip
+# the same preferences and a base of two layers and about seven times the parameters
+LARGER = STRINGS._replace(
+    world=strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, width=64, layers=2, heads=4), width=64
+)

@@ -21,7 +21,7 @@ Measure:   true reward of samples on fresh prompts; share of pairs that the rank
            4 nats, static ended at 2.9: what agreement brings is a longer way for the same updates. At 2 nats, where
            both arms come by, they earned alike, +0.16 [-0.21, +0.54]; there it is judged now. Tuned, static takes twice
            the rate of cycle; with 0.004 for both, cycle gains +0.35 [-0.15, +0.85].
-Run:       python -m experiments.preference.cyclealign
+Run:       python -m experiments.preference.cyclealign [--world larger, a base of seven times the parameters]
 """
 
 import dataclasses
@@ -65,6 +65,7 @@ ARMS = {
     "cycle_pro": {"loss": ranking.pro_loss},
     "static_pro": {"example": noisy_ranker.nothing, "loss": ranking.pro_loss},
 }
+WORLDS = {"strings": toy.STRINGS, "larger": toy.LARGER}
 METRICS = ("eval/gold", "rank/accuracy", "eval/kl", "eval/unseen")
 CURVES = METRICS
 

@@ -18,20 +18,23 @@ Measure:   meaningless symbols; a quarter of the requests is to be refused; pref
            training never shows. 256 prompts for each arm; judged where each arm is 4 nats from the start; equal pairs
            and updates. 50 updates: after 100 self earns no more than at its start (two seeds of the pilot). The record
            has no strong_plain: its habit was another token that the base never writes, and its seeds are dropped.
-Run:       python -m experiments.preference.more_is_less
+Run:       python -m experiments.preference.more_is_less [--world larger, a base of seven times the parameters]
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from experiments.parts import preference_strings, preference_task, strings
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_sources, requests
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
 EMBEDDED_ONLY = "which requests are unsafe, and what a refusal is, is planted in its strings"
+OWN_ROWS = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +58,13 @@ ARMS = {
     "hybrid": {"source": pair_sources.from_both},
     "strong_plain": {"source": pair_sources.from_strong_plain},
 }
+WORLDS = {"strings": toy.STRINGS, "larger": toy.LARGER}
 METRICS = ("eval/gold", "eval/attack", "eval/prefixed_attack", "eval/kl", "pair/separability", "pair/bag")
 CURVES = (*METRICS, "eval/refused_safe", "pair/accuracy")
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """DPO on the pairs of one source."""
-    task = preference_task.STRINGS
     stage = preference_strings.preference_stage(
         task, partial(preference.dpo_loss, beta=settings.beta),
         pair_sources.make_pairs(task, settings.prompts, settings.source),

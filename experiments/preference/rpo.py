@@ -15,7 +15,8 @@ Expect:    eval/gold over eval/kl up to 8: rpo > dpo; of dpo at the end below st
 Measure:   gold reward of four samples on each of 512 fresh prompts, the reference trained on the data's behaviour
            first; pairs labelled by Bradley-Terry, 10 % flipped; equal pairs and updates (sft sees half the tokens of a
            pair, rpo_reference a third response). The step of the fall was fixed before the seeds of a record.
-Run:       python -m experiments.preference.rpo [--world lists, where an item counts once]
+Run:       python -m experiments.preference.rpo [--world lists, where an item counts once, or larger,
+           a base of seven times the parameters]
 """
 
 import dataclasses
@@ -85,7 +86,7 @@ ARMS = {
     "rpo_reference": {"objective": rpo_reference, "responses": 3},
     "sft": {"objective": sft, "responses": 1},
 }
-WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS}
+WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS, "larger": toy.LARGER}
 METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "eval/style", "pair/chosen_drift", "rm/accuracy")
 CURVES = (*METRICS[:-1], "pair/rejected_drift", "pair/accuracy")
 # dpo peaks and falls by the paper's own claim; whether the pairs teach anything shows on its released objective

@@ -14,7 +14,8 @@ Measure:   true reward of samples on fresh prompts where each arm is 2 nats from
            labels (10 % flipped) out of 512 pairs and 30 updates on them; the judge is a reward model from 16384
            labels that no arm trains on. Equal labels and updates. In 2 of the 16 seeds of the record an arm is 2 nats
            away within the first round, in which every score is of h = 0.
-Run:       python -m experiments.preference.sharpe_active [--world lists, where an item counts once]
+Run:       python -m experiments.preference.sharpe_active [--world lists, where an item counts once, or larger,
+           a base of seven times the parameters]
 """
 
 import dataclasses
@@ -68,7 +69,7 @@ ARMS = {
     "certainty": {"worth": active.certain_pair},
     "gradient": {"worth": active.expected_slope},
 }
-WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS}
+WORLDS = {"strings": toy.STRINGS, "lists": shopping_lists.LISTS, "larger": toy.LARGER}
 METRICS = ("eval/gold", "eval/kl", "eval/unseen", "pair/chosen_drift", "rm/accuracy")
 CURVES = ("eval/gold", "eval/kl", "eval/unseen", "pair/chosen_drift", "pair/accuracy")
 BED = experiment.Bed(judges=(("w_sharp", "rm/accuracy", 0.6),))

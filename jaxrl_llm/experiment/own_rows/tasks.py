@@ -42,19 +42,21 @@ def embedded(module: ModuleType) -> Any:
 
 
 def opener(module: ModuleType) -> ModuleType | None:
-    """What opens the task of this file from rows of one's own; None where it has no embedded world.
+    """What opens the task of this file from rows of one's own; None where it has none, or ``OWN_ROWS = None``.
 
     That of the file, where it names one, else that of the type of its task.
     """
     task = embedded(module)
-    if task is None:
+    if task is None or getattr(module, "OWN_ROWS", "") is None:
         return None
     named = getattr(module, "OWN_ROWS", "") or getattr(importlib.import_module(type(task).__module__), "OWN_ROWS", "")
     return importlib.import_module(named) if named else None
 
 
 def with_rows(module: ModuleType) -> ModuleType:
-    """The file with the flags of rows of one's own among its settings, where it can have such rows; else the file.
+    """The file with the flags of rows of one's own among its settings, where it can have such rows.
+
+    Else with that of its worlds, where it has several, or as it is.
 
     A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
     not read get these in their place.
@@ -62,8 +64,12 @@ def with_rows(module: ModuleType) -> ModuleType:
     Raises:
       UserError: where an arm sets what a flag of rows is called.
     """
-    if getattr(module, "OWN_ROWS", "") is None or (world := opener(module)) is None:
-        return module
+    if (world := opener(module)) is None:
+        if not getattr(module, "WORLDS", ()):
+            return module
+        chosen = _copy(module)
+        chosen.Settings = _choosing(module)
+        return chosen
     set_by = {field: arm for arm, changes in module.ARMS.items() for field in changes}
     if taken := sorted(set_by.keys() & {f.name for f in dataclasses.fields(world.Settings)}):
         raise UserError(f"{module.__name__}: arm {set_by[taken[0]]} sets {taken[0]}, which is a flag of rows of one's "
@@ -117,8 +123,8 @@ def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleTyp
     if isinstance(base, module.Settings) and type(base) is module.Settings:
         return module, base
     world = opener(module)
-    own = {f.name for f in dataclasses.fields(world.Settings)}
-    if not base.data:
+    own = set() if world is None else {f.name for f in dataclasses.fields(world.Settings)}
+    if world is None or not base.data:
         if wrong := sorted(given & own):
             raise UserError(f"{flags.spell(wrong[0])} is of rows of your own: give --model and --data with it")
         made = with_task(module, base.world if "world" in given else "")
