@@ -7,15 +7,17 @@ Equations: r_k = p_{k+1} - p_k, p_k the policy's own probability of the right an
            r = R; A_k = sum_{j>=k} (r_j - mean) / std over all turns of the group. grpo: one normalised reward an
            episode; outcome_only: r_k = 0 before the last turn; information_only: without R; log_gain: r_k = log p_{k+1}
            - log p_k; gigpo: no information, turns compared with those of the group in the same situation.
-Left out:  documents and a retriever: a search is one entry of a hidden table, an answer one token; the penalty of
-           format; embedded, the KL term, whose weight is not known here (at scale that of deepresearcher).
+Left out:  documents and a retriever but for --domain multi_hop: a search is one entry of a hidden table, an answer one
+           token; the penalty of format; embedded, the KL term, whose weight is not known here (at scale that of
+           deepresearcher).
 Expect:    eval/success: igpo > grpo and igpo > information_only.
 Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for
            is asked by any of the 512 that train; equal episodes and updates. turn/signal: share of actions whose
            advantage is not 0. Answers of one token: p_k is then exact, and a search moves it all at once; over longer
            answers it is a mean of tokens most of which say nothing, which this bed does not measure (at scale it is
-           what is taken). --domain multi_hop: questions of two and three hops over documents, answers of two tokens, R
-           their F1, p_k as at scale; success is both right. There igpo falls short of grpo.
+           what is taken). --domain multi_hop: questions over documents, trained on two and three hops and measured on
+           one, two and three, 16 each, answers of two tokens, R their F1, p_k as at scale; success is both right. There
+           igpo falls short of grpo.
 Run:       python -m experiments.agents.igpo [--bed multi_hop --domain multi_hop]; at scale --model DIR --data FILE
            --format hotpotqa --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right
            answer

@@ -13,11 +13,11 @@ Left out:  here, a language model as the user, who is a script; synthesis of the
 Expect:    eval/pass1: mua_rl > cold_start, mua_rl > static; eval/pass4: mua_rl > static.
 Measure:   requests of users who hold back, eight trials each; none of the 48 asks what one of the 256 that train asks,
            whoever asks it: of the shop to cancel an order of that price, or to get that order in that size; of --domain
-           telecom, where the user has a phone and tools of its own, with the same issues, line, place, faults and
-           entries of the line. 8 seeds, equal episodes and updates. pass^k: chance that k trials of a request all
-           succeed; eval/fickle: success where the user changes the mind; of telecom also pass^1 by how many things are
-           wrong. The primary part says that training helps; the paper's point, the user in the loop, is the second
-           (mua_rl - static, +0.14 [-0.01, +0.29] in the record), for a static arm can end below the cold start.
+           telecom, where the user has a phone and tools of its own, what somebody who acts as one should would say and
+           hear there. 8 seeds, equal episodes and updates. pass^k: chance that k trials of a request all succeed;
+           eval/fickle: success where the user changes the mind; of telecom also pass^1 by how many things are wrong.
+           The primary part says that training helps; the paper's point, the user in the loop, is the second (mua_rl -
+           static, +0.14 [-0.01, +0.29] in the record), for a static arm can end below the cold start.
 Run:       python -m experiments.agents.mua_rl [--domain telecom]; at scale --model DIR --data retail:FOLDER (airline:,
            telecom:, or several with commas, measured one by one) --user http://localhost:8000/v1 --user-model NAME, who
            plays the users who hold back; static has a script that says everything

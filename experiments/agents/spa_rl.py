@@ -11,7 +11,8 @@ Equations: (sum_k c_k - R)^2 -> min on episodes of the base; r_k = alpha c_k + b
            pays nothing (longer ones still earn more); oracle (the positive control, embedded alone): c_k the share of
            the places to go to that turn k is the first to reach.
 Left out:  the KL penalty; the estimator is fitted once, as in the paper. Its episodes come on top of those that train.
-Expect:    eval/success: spa > ppo, and spa > uniform; strong walks about: eval/turns strong > spa.
+Expect:    eval/success: spa > ppo, and spa > uniform; strong walks about: eval/turns strong > spa (looked at, no
+           part of the claim: turns are those of successes).
 Measure:   held-out grids of the bed sub_goals, its sizes and rate and a weaker base: five by five cells, four places to
            go to in turn in at most 24 turns, judged by the end alone; equal online episodes and updates. A walker at
            random does none, 2 of 128 tasks have no plan so short. eval/moved: share of actions that changed the

@@ -8,7 +8,7 @@ Equations: A_i = alpha (R_i - mean_k) / std_k + (1 - alpha) (R_i - mean) / std, 
            grpo: alpha = 0; half: 0.5; strata_only: 1; shuffled (control): strata of the same number of labels that say
            nothing about the episode; reinforce: A_i = R_i - mean of the group, one baseline and no division (with one
            update a rollout ratios are 1, and clipping does nothing).
-Left out:  documents and a retriever: a search is one entry of a hidden table; embedded, the
+Left out:  documents and a retriever but for --domain retrieved: a search is one entry of a hidden table; embedded, the
            KL term, whose weight is not known here (at scale that of the search agents whose code it extends).
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
 Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for
@@ -17,10 +17,10 @@ Measure:   questions of one and two look-ups with tables of their own; no chain 
            room. The record says contradicted, where calls decide the outcome: of questions of one look-up the base
            answers .14, .48, .27, .18 and none after 0 to 4 searches (two seeds), and what a stratum takes off is what
            is to be learned. It says nothing of worlds whose episodes succeed alike with few searches and with many,
-           which is --domain retrieved: what is known of questions of one and two hops stands in the prompt, a search
-           finds nothing, and the behaviour that the base imitates searches now and then whatever it knows, so that the
-           number of searches says nothing of the answer. The base of research_search's rag, which reads such prompts,
-           could answer those of one hop after 800 steps, and hardly after 400.
+           which is --domain retrieved: what is known of questions of one and two hops (measured: of three, too) stands
+           in the prompt, a search finds nothing, and the behaviour that the base imitates searches now and then
+           whatever it knows, so that the number of searches says nothing of the answer. The base of research_search's
+           rag, which reads such prompts, could answer those of one hop after 800 steps, and hardly after 400.
 Run:       python -m experiments.agents.stratified_grpo [--bed retrieved --domain retrieved --base-steps 1200]; at scale
            --model DIR --data FILE --format hotpotqa --tools search=CORPUS.jsonl
 """

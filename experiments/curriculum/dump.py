@@ -8,9 +8,9 @@ Equations: L_j = mean |A| over the newest rollouts of distribution j; UCB_j = L_
            with softmax(UCB / tau). no_bonus: without the root. success: softmax of the mean reward instead of |A|.
            ordered: easy to hard in equal shares of the run.
 Left out:  logic puzzles, format rewards.
-Expect:    eval/accuracy dump > uniform; dump beats no_bonus; drawn/7 and drawn/0 of dump below 1/8, what each of the
-           eight distributions gets of uniform draws. (reward/mean no longer says what is spent on the impossible, since
-           the solved distribution pays.)
+Expect:    eval/accuracy dump > uniform; dump beats no_bonus and success; drawn/7 and drawn/0 of dump below 1/8, what
+           each of the eight distributions gets of uniform draws. (reward/mean no longer says what is spent on the
+           impossible, since the solved distribution pays.)
 Measure:   Countdown with 2, 3 and 4 numbers, small and large targets, and two distributions made on purpose: before
            these six one that is solved from the start (every response is right: the base solves no kind of problem
            always), behind them an impossible one (wrong targets); held out: the six real ones; 8 seeds, equal rollouts.

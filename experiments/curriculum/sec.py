@@ -8,7 +8,8 @@ Equations: category c ~ softmax(Q / tau), prompt uniform inside; r_c = mean |A| 
            (no_decay: Q_c stays). easy_to_hard, hard_to_easy: one category after another in equal shares of the run.
            progress: r_c = |mean reward - that of its last draw|. sec_rloo: A = r - mean of the others, r_c its mean
            |A|. Categories have two dimensions: how many numbers, and how large a target. sec_2d, uniform_2d: SEC-2D,
-           one bandit over domains and difficulties, these categories and chains of 3, 4 and 5 operations.
+           one bandit over domains and difficulties, these categories and chains of 3, 4 and 5 operations, at half the
+           temperature (0.2, the paper's there).
 Left out:  draws without replacement, PPO. Of Countdown no level is new to the base, which was pre-trained on 2, 3 and
            4 numbers; of chains it has read five operations.
 Expect:    eval/accuracy and eval/accuracy_4 (not trained on by RL): sec > uniform and sec > easy_to_hard. Of SEC-2D

@@ -10,7 +10,8 @@ Equations: r = +1 right, -0.5 wrong, -1 no answer; A_t = lambda^(T-1-t) r (GAE o
            learned in both phases, beside the policy, and A is GAE over it, whitened (the paper's analysis takes V near
            0).
 Left out:  AIME-size problems, the MMLU transfer study, the optimiser of the first phase (the second begins a new one).
-Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
+Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1
+           and ppo < ppo_lambda1.
 Measure:   held-out chains of 2 to 4 operations; the base model has learned from chains of 2 to write its work twice, so
            that there is something to cut and accuracy to gain; the few problems are solved in some of 8 samples by such
            a model; equal rollouts in every arm. A constant answer is right for 0.16, ceiling 1.

@@ -23,12 +23,16 @@ def without_marks(text: str) -> str:
 
 
 def named_line(reply: str, name: str) -> str:
-    """What stands behind ``NAME:`` in the last line of a reply that begins so; nothing without one.
+    """What stands behind ``NAME:`` in the last line of a reply that begins so, without marks of emphasis around it.
 
+    Nothing without such a line.
+
+    >>> named_line("RATING: **PERFECT**", "RATING")
+    'PERFECT'
     >>> named_line("It is clear.\\n**RATING: PERFECT**", "RATING"), named_line("A good RATING: no", "RATING")
     ('PERFECT', '')
     """
-    found = re.findall(rf"{FRONT}{name}[*_]*+\s*+:[*_]*+[ \t]*+(.*)$", reply, _FLAGS)
+    found = re.findall(rf"{FRONT}{name}[*_]*+\s*+:[*_ \t]*+(.*)$", reply, _FLAGS)
     return without_marks(found[-1]) if found else ""
 
 

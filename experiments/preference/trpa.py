@@ -12,8 +12,8 @@ Equations: level 1: right; 2: readable and wrong; 3: marked but unreadable; 4: n
            extremes: DPO on the best and the worst of a group.
 Left out:  reasoning before the answer: a small decoder answers at once. Differs from the paper in four updates a
            rollout where its script has one, without which its region does nothing.
-Expect:    kk_new/accuracy: trpa > grpo; the spread of trpa over seeds below that of grpo, and that of wide below that
-           of no_region.
+Expect:    kk_new/accuracy: trpa > grpo, and kk4/accuracy and kk/accuracy likewise; the spread of trpa over seeds below
+           that of grpo, and that of wide below that of no_region.
 Measure:   fresh samples on knights and knaves of three people that no text and no training has (kk_new), where the base
            starts at 0.44 in its pilot (a guess: 0.125); kk4: of four people. kk and kk2: the puzzles of three and two
            people that are trained on, whose solutions the base has read. It answers 30 % at random and breaks the

@@ -220,5 +220,7 @@ def test_no_coefficient_is_picked_by_the_seeds_that_are_judged():
             ("eval/accuracy", "ter_002", "bonus_002"),
             ("eval/accuracy", "ter_010", "bonus_010"),
         ]
+        # rollouts that are saved at the price of accuracy are not saved
+        assert "eval/accuracy, dapo_rsr - dapo > -0.02" in [part.text for part in parts]
     settings = [arms.resolve(confucius3, confucius3.Settings(), (name,))[name] for name in ("ter_002", "bonus_002")]
     assert settings[0].hold == settings[1].bonus == 0.002 and settings[0].bonus == settings[1].hold == 0.0

@@ -58,6 +58,13 @@ def test_long_replies_are_read_once(text):
     assert time.process_time() - start < 5.0
 
 
+@pytest.mark.parametrize(
+    "said", ["RATING: **PERFECT**", "**RATING: PERFECT**", "**RATING:** _PERFECT_", "RATING: PERFECT"]
+)
+def test_marks_of_emphasis_are_no_part_of_what_is_named(said):
+    assert named_lines.named_line(said, "RATING") == "PERFECT"
+
+
 def test_a_number_of_any_length_drops_nothing():
     assert agents.dropped("DROP: " + "9" * 5000, 3) is None
 

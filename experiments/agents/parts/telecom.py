@@ -44,7 +44,6 @@ _SET = {c: i for i, c in enumerate(SETTINGS)}
 READ = {"s": "psln", "d": "drvt", "m": "wg"}  # what the user sees at once
 TURNED, MENDED, SEARCHES = "pdrtw", "svg", "pdrsb"  # settings that are turned, that only get right; who look for a line
 SERVICE, DATA, PICTURES = range(3)
-DATABASE = ("status", "roams", "used")  # of each line
 ACTIVE, OVERDUE, ENDED = range(3)  # status of a line: the last two are suspended
 NO_BILL, UNPAID, ASKED, PAID = range(4)
 
@@ -151,29 +150,6 @@ def problems(count: int, seed: int, *, openly: bool, fickle: float = 0.2, most: 
     answers = {name: jnp.asarray(x, jnp.bool_ if x.dtype == bool else jnp.int32) for name, x in stacked.items()}
     tokens = jnp.asarray([encode(prompt) for prompt, _, _ in drawn], jnp.int32)
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, jnp.asarray([x for _, _, x in drawn], jnp.int32))
-
-
-def asked(calls: Problems) -> Int[np.ndarray, " N"]:
-    """What a call is about, as one number: issues, line, place, what is wrong, and what the database says of the line.
-
-    Lines of others do not count, nor what makes no difference: roaming at home, gigabytes where data are left.
-    """
-    task = {name: np.asarray(x).astype(np.uint64) for name, x in calls.answers.items()}
-    mine = {name: np.take_along_axis(task[name], task["line"][:, None].astype(int), 1)[:, 0] for name in DATABASE}
-    abroad, number = task["abroad"], np.zeros(len(task["line"]), np.uint64)
-    wrong = [task["wrong"][:, k] * (abroad if name == "r" else 1) for name, k in _SET.items()]
-    parts = [(task["issue"], 3), (task["final"], 3), (task["line"], LINES), (abroad, 2), (mine["status"], 3)]
-    parts += [(mine["roams"] * abroad, 2), (mine["used"], 2), (mine["used"] * task["amount"], MOST_GB + 1)]
-    for value, size in [*parts, *((x, 2) for x in wrong)]:
-        number = number * np.uint64(size) + value
-    return number.astype(np.int64)
-
-
-def requests(count: int, seed: int, *, openly: bool, measured: bool = False) -> Problems:
-    """``problems`` for training, or such as are about what none of these is about, whoever calls, and how."""
-    with jax.ensure_compile_time_eval():  # also where what uses the table is traced
-        drawn = problems(16 * count, seed, openly=openly)
-        return arenas.first_of(drawn, arenas.held_by_hash(asked(drawn)) == measured, count)
 
 
 # --- the phone and the database
@@ -414,6 +390,38 @@ ANY = tuple(  # every action written as it should be but those that name gigabyt
 def anything(key: Key) -> Int[Array, " 3"]:
     """An action at random, written as it should be."""
     return jnp.asarray([encode(text) for text in ANY], jnp.int32)[jax.random.randint(key, (), 0, len(ANY), jnp.int32)]
+
+
+def asked(calls: Problems) -> Int[np.ndarray, " N"]:
+    """What a call is about, as one number: what the expert says and hears in it, whoever calls, and how.
+
+    So what nobody has to know makes no difference: other lines, the place of who has no service, gigabytes where data
+    are left, what else is wrong where only a human can help.
+    """
+
+    def heard(task: dict[str, Array]) -> Int[Array, " W"]:
+        def turn(carry: tuple[Call, Array], _: None) -> tuple[tuple[Call, Array], Array]:
+            state, alive = carry
+            action = expert(state)
+            answer = _step(state, action, jnp.int32(3))
+            tokens = jnp.where(alive, jnp.concatenate([action, answer.tokens]), 0)
+            return (answer.state, alive & ~answer.done), tokens
+
+        start = _reset(jax.random.key(0), task | {"open": jnp.zeros((), bool)}), jnp.ones((), bool)
+        return jax.lax.scan(turn, start, None, length=TURNS)[1].reshape(-1)
+
+    first = np.asarray(calls.answers["issue"])[:, None]  # all that who holds back says at once
+    number = np.zeros(len(first), np.uint64)
+    for column in np.concatenate([first, np.asarray(jax.jit(jax.vmap(heard))(calls.answers))], axis=1).T:
+        number = number * np.uint64(0x100000001B3) + column.astype(np.uint64)
+    return number.view(np.int64)
+
+
+def requests(count: int, seed: int, *, openly: bool, measured: bool = False) -> Problems:
+    """``problems`` for training, or such as are about what none of these is about, whoever calls, and how."""
+    with jax.ensure_compile_time_eval():  # also where what uses the table is traced
+        drawn = problems(16 * count, seed, openly=openly)
+        return arenas.first_of(drawn, arenas.held_by_hash(asked(drawn)) == measured, count)
 
 
 @lru_cache(maxsize=4)
