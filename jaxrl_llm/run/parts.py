@@ -404,8 +404,16 @@ def make_tables(
 
     Args:
       chat: a prompt that is text becomes the message of a user, by the model's chat template.
+
+    Raises:
+      UserError: where they do not fit, and for rows with several right texts, as ``check_several``.
     """
     train, heldout, verifier = problems
+    if heldout_verifier in (None, verifier):
+        check_several(verifier, [*train, *heldout])
+    else:
+        check_several(verifier, train)
+        check_several(heldout_verifier, heldout)
     width = prompt_tokens or None
     both = problem_tables.encode_problems(model.tokenizer, [*train, *heldout], prompt_tokens=width, chat=chat)
     columns = both.tokens.shape[1]

@@ -198,3 +198,12 @@ def test_passes_over_the_prompts_are_steps(tmp_path, capsys):
         (["--epochs", "-1"], "--epochs"),
     ):
         assert grpo.cli(wrong) == 2 and said in capsys.readouterr().err
+
+
+def test_rows_that_no_answer_can_meet_are_refused_before_there_is_a_folder(tmp_path, capsys):
+    """Else the same command with another verifier would be told that the folder holds a run."""
+    data, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    data.write_text("\n".join(json.dumps({"prompt": f"{k}+1=", "answer": [str(k + 1), "x"]}) for k in range(60)))
+    assert grpo.cli(["--data", str(data), "--max-new-tokens", "4", "--out", str(run)]) == 2
+    assert "verify_any compares one answer, and 60 rows have lists of right ones" in capsys.readouterr().err
+    assert not run.exists()
