@@ -61,6 +61,7 @@ ARMS = {
 WORLDS = {"strings": toy.STRINGS, "larger": toy.LARGER}
 METRICS = ("eval/gold", "eval/attack", "eval/prefixed_attack", "eval/kl", "pair/separability", "pair/bag")
 CURVES = (*METRICS, "eval/refused_safe", "pair/accuracy")
+D_STAR = {"eval/attack": 0.05}  # of records on other bases; that of the first one has 0.055
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
