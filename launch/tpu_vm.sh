@@ -81,9 +81,9 @@ delete() {
 
 # Whether the run folder is lost with the VM, as far as its name tells: an absolute one may be mounted.
 on_own_disk() {
-    case "$OUT" in
+    case "${OUT#./}" in
     /*) return 1 ;;
-    bucket/*) [ -z "$BUCKET" ] ;;
+    bucket | bucket/*) [ -z "$BUCKET" ] ;;
     esac
 }
 

@@ -533,6 +533,8 @@ def test_a_slurm_job_is_cancelled_so_that_it_can_save(fake):
     "line",
     [
         f"tpu_vm.sh up {TPU} --dry-run -- --steps 3",
+        "tpu_vm.sh up --name rl --zone z --type v6e-1 --bucket b --out ./bucket/x --dry-run",
+        "tpu_vm.sh up --name rl --zone z --type v6e-1 --bucket b --out bucket --dry-run",
         f"tpu_vm.sh stop {TPU} --dry-run",
         f"tpu_vm.sh logs {TPU} --dry-run",
         f"tpu_vm.sh status {TPU} --dry-run",

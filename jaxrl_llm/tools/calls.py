@@ -6,6 +6,7 @@ words that can be shown to it. The declarations reach the model by its own chat 
 ``chat.encode_chat(tokenizer, messages, tools=[declared(t) for t in tools], add_generation_prompt=True)``.
 """
 
+import contextlib
 import inspect
 import json
 import re
@@ -166,11 +167,20 @@ class Toolbox(NamedTuple):
 
 
 def _unfit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """Why a function cannot be called with these arguments; empty where it can, or does not tell what it takes."""
+    """Why a function cannot be called with these arguments; empty where it can, or does not tell what it takes.
+
+    A wrapper that takes whatever comes may give the function inside more than it gets, and nothing else.
+    """
     try:
-        inspect.signature(function).bind(**arguments)
+        inner = outer = inspect.signature(function)
+        with contextlib.suppress(ValueError):  # a wrapper may be written in C, too
+            outer = inspect.signature(function, follow_wrapped=False)
     except ValueError:  # of a function written in C
         return ""
+    try:
+        outer.bind(**arguments)
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in outer.parameters.values()):
+            inner.bind_partial(**arguments)
     except TypeError as error:
         return str(error)
     return ""

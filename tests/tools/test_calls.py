@@ -1,5 +1,6 @@
 """Calls in what models write: right, malformed and hostile; rendered by a template and answered."""
 
+import functools
 import json
 import time
 
@@ -160,6 +161,23 @@ def test_arguments_that_a_function_does_not_take_are_refused():
     )
     assert made.run("two", {"a": 1}) == calls.Answer("error: two: missing a required argument: 'b'", error=True)
     assert made.run("max", {"a": 1}).valid is False  # it does not tell what it takes
+
+
+def test_a_wrapper_may_give_more_than_it_gets():
+    """Else every call of it is refused: it lacks what no policy could give."""
+
+    def within(function):
+        return functools.wraps(function)(lambda **given: function("session", **given))
+
+    def look(session, a, b=0):
+        return f"{session} {a} {b}"
+
+    made = calls.of_functions([(tool("look", ""), within(look)), (tool("kept", ""), functools.lru_cache(look))])
+    assert made.run("look", {"a": 1}) == calls.Answer("session 1 0")
+    assert made.run("look", {"a": 1, "c": 2}) == calls.Answer(
+        "error: look: got an unexpected keyword argument 'c'", error=True
+    )
+    assert made.run("kept", {"a": 1}) == calls.Answer("error: kept: missing a required argument: 'session'", error=True)
 
 
 def test_what_a_tool_breaks_is_invalid_and_not_wrong():
