@@ -17,7 +17,7 @@ Left out:  a critic larger than the policy that is asked as it is, also behind a
 Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only < outcome, by answers
            with few steps; as figures beside the claim generative > generative_single and majority > equal, whose
            penalty weighs as much as a right answer.
-Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts and updates.
+Measure:   held-out chains of 4 and 5 operations; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.reward_models.capo
 """
 

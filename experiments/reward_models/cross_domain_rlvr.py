@@ -14,7 +14,7 @@ Equations: r = P(yes) where it says yes, 1 - P(no) where it says no, 0 else (sof
 Left out:  here, judges of 7B and 72B parameters and domains beyond three kinds of arithmetic; embedded, KL.
 Expect:    eval/accuracy small_soft > rule; small_soft no worse than small, and small no worse than large, by more than
            0.05: at eight seeds 0.042 is the least that other records could tell.
-Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
+Measure:   held-out chains of 4 and 5 operations, right by residue; references are v or v + m by a coin, and the model
            is first taught to write either; each seed trains its judge; equal rollouts.
 Run:       python -m experiments.reward_models.cross_domain_rlvr; at scale --model DIR --data FILE of any domain,
            --large-judge http://localhost:8000/v1 --large-judge-model NAME: the log that small judges learn is its

@@ -14,7 +14,7 @@ Left out:  embedded, KL; a process reward model of its own backbone; alpha is 0.
            0.02.
 Expect:    eval/repeated_steps and eval/steps naive > success; eval/accuracy clip_delta >= success and > naive; as
            secondary figures the same of the learned arms; success no worse than learned_orm by more than 0.02.
-Measure:   held-out chains of 2 and 3 operations; the model is first taught to repeat its last step 0 to 2 times;
+Measure:   held-out chains of 4 and 5 operations; the model is first taught to repeat its last step 0 to 2 times;
            8 seeds, equal rollouts.
 Run:       python -m experiments.reward_models.effective_reward
 """

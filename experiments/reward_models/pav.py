@@ -19,7 +19,7 @@ Left out:  embedded, KL; provers of another vocabulary; alpha is 1 where the pap
 Expect:    eval/accuracy after half of the run pav > outcome; at the end pav > pav_1, > pav_32, > weak and > strong;
            eval/steps chance > outcome; search/gain, beam search less best of samples, above 0, and search/beam search >
            search_q.
-Measure:   held-out chains of 3 and 4 operations; each seed has its own verifier; equal rollouts (the verifier's own
+Measure:   held-out chains of 4 and 5 operations; each seed has its own verifier; equal rollouts (the verifier's own
            completions apart).
 Run:       python -m experiments.reward_models.pav
 """

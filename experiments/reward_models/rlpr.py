@@ -13,7 +13,7 @@ Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 wit
            is raised as well; verifier: a generative judge says whether the answer is right.
 Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 40 steps.
 Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
-Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
+Measure:   held-out chains of 4 and 5 operations; references are v or v + m by a coin, and the model is first taught to
            write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which rlpr
            with as many is no control. reward/mean is the truth for all arms, as in the files of judges: the number of
            the reference has a ceiling of a half, which an arm falls short of the more it prefers one form. reward/auc:

@@ -6,6 +6,7 @@ A deliberate change writes the golden anew, ``python -m tests.experiments.test_s
 import importlib
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -61,6 +62,28 @@ def test_tasks_have_as_many_problems_as_every_arm_asks_for():
         module = importlib.import_module(f"jaxrl_llm.data.tasks.{task}")
         drawn = problems.draw_split(module, split=split, n=number, seed=0, levels=levels)
         assert len(drawn) == number, f"{arm}: {task} {levels}, {split}"
+
+
+SPELLED = {"three": 3, "four": 4, "six": 6, "eight": 8}
+SIZES = re.compile(r"(?:chains of|Countdown with|Countdown of) ([\w, ]+?) (?:operations|numbers)")
+
+
+def _sizes(words):
+    """What ``2 to 4``, ``2, 3 and 4`` or ``three`` stand for."""
+    ends = [SPELLED[x] if x in SPELLED else int(x) for x in re.findall(rf"\d+|{'|'.join(SPELLED)}", words)]
+    return list(range(ends[0], ends[-1] + 1)) if " to " in words else ends
+
+
+def test_docstrings_name_the_levels_that_are_measured():
+    assert [_sizes(x) for x in ("2 to 4", "2, 3 and 4", "six to eight", "three")] == [[2, 3, 4]] * 2 + [[6, 7, 8], [3]]
+    golden, told = json.loads(GOLDEN.read_text()), {}
+    for path in FILES:
+        measure = re.search(r"^Measure: .*?^Run: ", path.read_text(), re.DOTALL | re.MULTILINE)
+        found = SIZES.search(" ".join(measure[0].split())) if measure else None
+        if found and golden[_ids(path)]["settings"].get("levels"):
+            told[_ids(path)] = _sizes(found[1]), list(golden[_ids(path)]["settings"]["levels"])
+    assert len(told) > 20
+    assert {name: both for name, both in told.items() if both[0] != both[1]} == {}
 
 
 def test_no_arm_turns_a_switch():
