@@ -17,7 +17,7 @@ from jaxrl_llm.data import databases
 from jaxrl_llm.data.agent_formats import KINDS
 from jaxrl_llm.data.boxed import last_boxed
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.sources import Malformed, Row, columnar, mixture, proportioned, read, sift
+from jaxrl_llm.data.sources import Malformed, Row, columnar, half, mixture, proportioned, read, sift
 from jaxrl_llm.errors import DataError
 
 BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -89,7 +89,7 @@ def _listed(value: Any, name: str, kind: type = str) -> list[Any]:
         raise ValueError(f"{name} {str(value)[:40]!r} is no list; write it as JSON")
     if not all(isinstance(x, kind) for x in found):
         raise ValueError(f"{name} {str(value)[:40]!r} is no list of {kind.__name__}; write it as JSON")
-    return list(found)
+    return _no_half(list(found), name)
 
 
 def _parsed(text: str) -> list[Any]:
@@ -104,6 +104,13 @@ def _parsed(text: str) -> list[Any]:
     if not isinstance(found, list | tuple):
         raise ValueError("no list")
     return list(found)
+
+
+def _no_half(value: Any, name: str) -> Any:
+    """What a text of JSON held, where no text in it has half of a character: a row's own texts have none."""
+    if torn := half(value):
+        raise ValueError(f"{name} is not UTF-8 ({torn} is half of a character); write the whole one or drop the row")
+    return value
 
 
 def _messages(value: list[Any], name: str) -> list[dict[str, Any]]:
@@ -330,7 +337,10 @@ def _objects(value: Any, name: str, needs: Sequence[str], *, filled: bool) -> li
     Args:
       filled: objects that are no text have a null where they have no such key, but others of the source have.
     """
-    found = json.loads(value) if isinstance(value, str) else _without_nulls(value) if filled else value
+    if isinstance(value, str):
+        found = _no_half(json.loads(value), name)
+    else:
+        found = _without_nulls(value) if filled else value
     if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
         raise ValueError(f"{name} is no list of objects")
     for k, x in enumerate(found):

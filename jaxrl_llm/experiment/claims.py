@@ -85,7 +85,7 @@ class Judged(NamedTuple):
         d_star = "" if math.isnan(self.d_star) else f", {'below ' * self.small}d* {self.d_star:.3g}"
         failed = f", {self.diverged} diverged" if self.diverged else ""
         failed += f", {self.undefined} without a value" if self.undefined else ""
-        runs = 2 * self.n - self.idle
+        runs = 2 * (self.n + self.undefined) - self.idle  # all were asked, also those without a value
         ends = f", {self.short} of {runs} runs end before that, at their last value" if self.short else ""
         fell = f", {self.than} {'below' if self.sign > 0 else 'above'} its start" if self.fallen else ""
         better = f"better in {self.improvement:.2f}"

@@ -272,6 +272,19 @@ def test_a_column_of_the_wrong_kind_is_named(tmp_path, layout, row, message):
         formats.read_problems(_file(tmp_path, row), layout=layout)
 
 
+@pytest.mark.parametrize(
+    ("layout", "row"),
+    [
+        ("nq", {"question": "a", "golden_answers": r'["Rome", "\ud800"]'}),
+        ("calls", {"query": "a", "tools": r'[{"name": "go", "description": "\udc00"}]', "answers": "[]"}),
+    ],
+)
+def test_half_of_a_character_in_a_list_that_is_text_is_named(tmp_path, layout, row):
+    """Files of comma-separated values and columns have lists so; their texts are read once more."""
+    with pytest.raises(DataError, match=r"rows.jsonl:1: .* is not UTF-8 \(.ud[8c]00 is half of a character\); write"):
+        formats.read_problems(_file(tmp_path, row), layout=layout)
+
+
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_columns_that_hold_nothing_are_as_absent(tmp_path, nothing):
     problem = _only(tmp_path, {"prompt": "a", "answer": "b", "solution": nothing, "level": nothing}, "plain")

@@ -421,6 +421,8 @@ def test_an_arm_without_updates_ends_before_no_budget(still, ends, said, short):
     problems = beds.never_there(found, judged(part))
     assert [problem.partition(" end before eval/kl 4")[0] for problem in problems] == ([said] if said else [])
     assert f", {short}, at their last value)" in str(judged(part))
+    lost = judged(part)._replace(n=2, undefined=1)  # of one seed an arm has no value: it is asked all the same
+    assert f", 1 without a value, {short}, at their last value)" in str(lost)
     kept = records.plain_claim(conclude("better", part))
     assert kept["primary"].get("idle") == (3 if still else None)
     assert str(records.read_claim({"claim": kept}).primary) == str(conclude("better", part).primary)
