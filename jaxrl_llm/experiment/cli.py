@@ -161,12 +161,18 @@ def module_name(module: ModuleType) -> str:
     return spec.name if spec else module.__name__
 
 
-def check_flags(resolved: dict[str, Any], base: Any, given: set[str], reads: dict[str, set[str]]) -> None:
-    """Raises UserError for a flag that changes nothing: no chosen arm reads the field, or every one overrides it."""
+def check_flags(
+    module: ModuleType, resolved: dict[str, Any], base: Any, given: set[str], reads: dict[str, set[str]]
+) -> None:
+    """Raises UserError for a flag that changes nothing: no chosen arm reads the field, or every one overrides it.
+
+    An arm whose number is so many times that of the settings (``arms.Times``) takes the flag's.
+    """
     for name in sorted(given):
         if not any(name in fields for fields in reads.values()):
             raise UserError(f"{flags.spell(name)} is read by no chosen arm ({', '.join(reads)}); drop it")
-        if all(getattr(s, name) != getattr(base, name) for s in resolved.values()):
+        follows = [isinstance(module.ARMS[arm].get(name), arms.Times) for arm in resolved]
+        if not any(follows) and all(getattr(s, name) != getattr(base, name) for s in resolved.values()):
             raise UserError(f"{flags.spell(name)} is set by every chosen arm ({', '.join(resolved)}) itself; drop it")
 
 
@@ -563,7 +569,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
             raise
         flags_given = " ".join(f"{flags.spell(name)} {getattr(base, name)}" for name in sorted(given))
         raise UserError(f"{flags_given}: {str(error).splitlines()[0]}") from error
-    check_flags(resolved, base, given, reads)
+    check_flags(module, resolved, base, given, reads)
     check_staleness(options, built)
     check_gap(options, built)
     number = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import Results, cli, main, results
+from jaxrl_llm.experiment import Results, arms, cli, main, results
 from jaxrl_llm.experiment.evidence import beds, records
 from jaxrl_llm.jobs import online_dpo
 from tests import close
@@ -24,6 +24,13 @@ def smoke(tmp_path_factory):
     """A finished smoke run and what it returned."""
     out = tmp_path_factory.mktemp("smoke")
     return out, cli.run(tiny, ["--smoke", "--out", str(out)])
+
+
+def test_an_arm_of_so_many_times_the_settings_takes_a_flag(monkeypatch, capsys):
+    """Its own number is that of the flag, times so many: the flag is not in vain, though the two are never equal."""
+    monkeypatch.setitem(tiny.ARMS, "warm", {"warm_steps": arms.Times(2)})
+    assert cli.run(tiny, ["--arm", "warm", "--warm-steps", "5", "--plan"]) is None
+    assert "warm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ def command(path: str, arguments: list[str]) -> int:
     cli.check_kept(options)
     resolved = arms.resolve(module, standard.widened(base, given), ())
     built, reads = cli.build_arms(module, resolved, options.microbatches)
-    cli.check_flags(resolved, base, given, reads)
+    cli.check_flags(module, resolved, base, given, reads)
     target = path_of(module)
     if not options.record:
         target = cli.open_folder(options.out or f"runs/certificates/{target.stem}") / target.name

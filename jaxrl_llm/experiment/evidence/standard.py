@@ -250,7 +250,7 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     cli.check_options(options, arguments)
     resolved = arms.resolve(module, widened(base, given), options.arm)
     built, reads = cli.build_arms(module, resolved, options.microbatches)
-    cli.check_flags(resolved, base, given, reads)
+    cli.check_flags(module, resolved, base, given, reads)
     folder = cli.open_folder(options.out) / "arms" if options.out else store.FOLDER
     job = Job(module, options, base, resolved, built, folder.parent, folder)
     planned = rehearsal.rehearse(module, resolved, built)
