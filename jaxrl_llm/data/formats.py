@@ -227,6 +227,13 @@ def countdown(columns: dict[str, Any]) -> Problem:
     return problem._replace(identity=f"{sorted(numbers)} {target}")
 
 
+def _text_or_nothing(columns: dict[str, Any], name: str) -> str:
+    found = columns.get(name) or ""
+    if not isinstance(found, str):
+        raise ValueError(f"{name} {str(found)[:40]!r} is no text; give one, or nothing")
+    return found
+
+
 def humaneval(columns: dict[str, Any]) -> Problem:
     """HumanEval: the head of a function is to be completed; ``check(candidate)`` of ``test`` judges it.
 
@@ -238,7 +245,7 @@ def humaneval(columns: dict[str, Any]) -> Problem:
     if not all(isinstance(columns[name], str) for name in ("prompt", "test", "entry_point")):
         raise ValueError("prompt, test and entry_point must be texts")
     checks = [f"{columns['test']}\n\ncheck({entry})\n"]
-    solution = columns.get("canonical_solution") or ""
+    solution = _text_or_nothing(columns, "canonical_solution")
     return _problem(start, entry, solution=solution, checks=checks, entries=[entry], setup=start, start=start)
 
 
@@ -255,7 +262,8 @@ def mbpp(columns: dict[str, Any]) -> Problem:
     shown, hidden = (_listed(columns.get(name), name) for name in ("test_list", "challenge_test_list"))
     if not task or not shown:
         raise ValueError("a row of MBPP needs text (or prompt) and tests")
-    setup = columns.get("test_setup_code") or "\n".join(_listed(columns.get("test_imports"), "test_imports"))
+    imports = _listed(columns.get("test_imports"), "test_imports")
+    setup = _text_or_nothing(columns, "test_setup_code") or "\n".join(imports)
     defined = re.findall(r"^(?:def|class)\s+(\w+)", columns["code"], re.MULTILINE)
     entries = [name for name in dict.fromkeys(defined) if any(re.search(rf"\b{name}\b", t) for t in shown + hidden)]
     if not entries:
@@ -264,8 +272,10 @@ def mbpp(columns: dict[str, Any]) -> Problem:
     return _problem(prompt, entries[0], solution=columns["code"], checks=shown + hidden, entries=entries, setup=setup)
 
 
-def _asked(columns: dict[str, Any], query: str, rule: str, *, hint: str = "", level: int = 0) -> Problem:
+def _asked(columns: dict[str, Any], query: Any, rule: str, *, hint: str = "", level: int = 0) -> Problem:
     """A question about a database that lies beside the source; its ``CREATE`` statements are shown."""
+    if not isinstance(query, str) or not query.strip():
+        raise ValueError(f"the query {str(query)[:40]!r} is no text of SQL; give one or drop the row")
     path = databases.find(columns["folder"], columns["db_id"])
     question = " ".join(x for x in (columns["question"].strip(), hint.strip()) if x)
     prompt = f"{databases.schema(path)}\n\n-- Answer with one SQLite query: {question}\n"

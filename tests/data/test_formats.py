@@ -259,6 +259,18 @@ def test_several_right_texts_are_compared_as_aliases(tmp_path):
             "prompt, test and entry_point must be texts",
         ),
         (
+            "humaneval",
+            {"prompt": "a", "test": "def check(c): pass", "entry_point": "f", "canonical_solution": ["x"]},
+            r"canonical_solution \"\['x'\]\" is no text; give one, or nothing",
+        ),
+        (
+            "mbpp",
+            {"text": "a", "code": "def f(): pass", "test_list": ["f()"], "test_setup_code": 5},
+            "test_setup_code '5' is no text; give one, or nothing",
+        ),
+        ("spider", {"db_id": "a", "question": "a", "query": 5}, "the query '5' is no text of SQL; give one or"),
+        ("bird", {"db_id": "a", "question": "a", "SQL": " "}, "the query ' ' is no text of SQL; give one or drop the"),
+        (
             "gsm8k",
             {"question": "a", "answer": 5},
             r"does not fit the format \('int' object has no attribute 'rpartition'\): question is text, answer is a "
