@@ -285,13 +285,17 @@ def supervised_stage(
 def make_base(
     world: World, draw: Callable[..., Any], *, steps: int, table: int = 4096, rows_per_step: int = 64,
     learning_rate: float = 3e-3, start: Callable[[], Params] | None = None,
+    schedule: Callable[[float, int], Any] | None = None,
 ) -> Callable[[Key], Params]:  # fmt: skip
     """The ``init`` of a plan: a decoder trained on a behaviour. It counts in no budget: every arm starts from it.
 
     Args:
       start: weights to train further; None: fresh ones, or those that were loaded.
+      schedule: ``(learning rate, steps) ->`` the rate of every step, an optax schedule; None: it stays.
     """
     method = make_supervised(world, rows_per_step, learning_rate)
+    if schedule is not None:
+        method = method._replace(tx=optax.adam(schedule(world.rate or learning_rate, steps)))
 
     def init(key):
         first, data, run = jax.random.split(key, 3)
@@ -301,6 +305,11 @@ def make_base(
         return offline.scan_steps(method, state, steps)[0].params
 
     return init
+
+
+def to_nothing(rate: float, steps: int) -> optax.Schedule:
+    """A rate that comes down to 0 along a line: what a base has all but learned it then keeps."""
+    return optax.linear_schedule(rate, 0.0, steps)
 
 
 @lru_cache(maxsize=64)
