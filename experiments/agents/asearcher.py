@@ -16,8 +16,8 @@ Left out:  thoughts; a judge. At scale pages are read by a model (--tools pages=
            flow/hours comes from a simulator of events and from no timeline that was measured.
 Expect:    eval/exact_many (4 and 5 hops, 8 turns allowed): sync > short, |asearcher - sync| < 0.05; flow/hours:
            asearcher < sync. Nothing is claimed of coupled and no_filter.
-Measure:   held-out questions of 1 to 5 hops; 8 seeds, equal episodes and updates. flow/hours is simulated: turns as the
-           policy takes them, each log-normal with median 20 s; asynchronously half of the machines sample, half as many
+Measure:   held-out questions of 1 to 5 hops; equal episodes and updates. flow/hours is simulated: turns as the policy
+           takes them, each log-normal with median 20 s; asynchronously half of the machines sample, half as many
            episodes at a time, and half train, in twice the time.
 Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools pages=CORPUS.jsonl
            --loop async, in which every arm has the staleness of its own

@@ -17,8 +17,8 @@ Measure:   held-out grids of the bed sub_goals, its sizes and rate and a weaker 
            go to in turn in at most 24 turns, judged by the end alone; equal online episodes and updates. A walker at
            random does none, 2 of 128 tasks have no plan so short. eval/moved: share of actions that changed the
            situation; eval/credit: chance that the estimator gives a turn that reaches a place more than another (0.5:
-           none); with --data, where no such turn is known, an episode that succeeds more in all its turns than one that
-           fails.
+           none; below 0.6 the bed is invalid); with --data, where no such turn is known, an episode that succeeds more
+           in all its turns than one that fails.
 Run:       python -m experiments.agents.spa_rl; at scale --model DIR --data webshop:FOLDER (alfworld:, textworld:)
 """
 

@@ -19,12 +19,11 @@ Left out:  best of m for files of one's own: the m programs of a turn would have
            reads, so that an archive can hardly help it.
 Expect:    eval/test@10: rlao > sft_best (what imitating the best programs brings), rlao > archive, rlao > untrained.
 Measure:   programs of up to six letters for executors whose calculator, decomposing and verifying are good or bad, 64
-           held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
-           best of k turns; runs: programs within the executor's limit; better: turns that beat all before. Effects are
-           small: the untrained agent is at 0.67 already, all arms end between 0.67 and 0.71, and repaired begins at
-           0.72 for its measurement repairs, so that its end says nothing of what it was taught. A bed on which the
-           untrained one is at 0.4 is open: --bed hard --limits 3 4 5 --chains 6 9 has longer chains and lower limits,
-           and no record.
+           held out, one candidate a turn, 4 searches each; equal samples and updates. test@k: fresh items, best of k
+           turns; runs: programs within the executor's limit; better: turns that beat all before. Effects are small: the
+           untrained agent is at 0.67 already, all arms end between 0.67 and 0.71, and repaired begins at 0.72 for its
+           measurement repairs, so that its end says nothing of what it was taught. A bed on which the untrained one is
+           at 0.4 is open: --bed hard --limits 3 4 5 --chains 6 9 has longer chains and lower limits, and no record.
 Run:       python -m experiments.agents.w4s; at scale --model DIR --data FILE --executor http://localhost:8000/v1
 """
 

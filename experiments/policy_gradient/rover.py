@@ -11,10 +11,10 @@ Left out:  its clip on Q; a factor of V (no_value is its 0, and at 1 V is small:
            updates); pass@k beyond 8 and four numbers: the base is right in 6 of 100 responses there (15 with three), so
            that either takes several times the problems and samples for differences that are small already.
 Expect:    eval/pass@8: rover > grpo; eval/accuracy: rover > grpo - 0.02; eval/distinct_right: rover > grpo.
-Measure:   held-out Countdown, two updates for each rollout (in the first one V is 0); 8 seeds, equal rollouts and
-           updates; grpo_once has half of the updates. In the record it ends above rover in pass@8 (0.559 in 8 seeds, in
-           which rover has 0.513 and grpo 0.489) and in eval/distinct_right: rover beats the weaker form of GRPO. No arm
-           was tuned there: all have 2e-4. Random legal steps are right for 0.12, ceiling 1.
+Measure:   held-out Countdown, two updates for each rollout (in the first one V is 0); equal rollouts and updates;
+           grpo_once has half of the updates. In the record it ends above rover in pass@8 (0.559 in 8 seeds, in which
+           rover has 0.513 and grpo 0.489) and in eval/distinct_right: rover beats the weaker form of GRPO. No arm was
+           tuned there: all have 2e-4. Random legal steps are right for 0.12, ceiling 1.
 Run:       python -m experiments.policy_gradient.rover
 """
 

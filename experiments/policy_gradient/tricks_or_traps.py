@@ -20,11 +20,11 @@ Equations: lite_ppo: A = (r - mean_group) / std_batch, loss = sum over tokens / 
            than they bring, which was so in the records of this task.
 Left out:  difficulty splits and aligned models (--levels, --model); clip_higher in the other six cells.
 Expect:    eval/accuracy: lite_ppo > grpo and lite_ppo > dapo.
-Measure:   held-out Countdown, two updates for each rollout so that clipping acts; 8 seeds, equal rollouts in every
-           arm, equal updates in every arm but refilled, dapo_whole and grpo_once. At the full length fewer than 1
-           response in 100 is truncated, so that overlong hardly acts and says nothing of the filter; at 15 tokens it is
-           28 of the base's 100, one in six of them right when it may end: tight_overlong - tight is the filter's
-           effect. Every arm is measured at the full length. Random legal steps are right for 0.12, ceiling 1.
+Measure:   held-out Countdown, two updates for each rollout so that clipping acts; equal rollouts in every arm, equal
+           updates in every arm but refilled, dapo_whole and grpo_once. At the full length fewer than 1 response in 100
+           is truncated, so that overlong hardly acts and says nothing of the filter; at 15 tokens it is 28 of the
+           base's 100, one in six of them right when it may end: tight_overlong - tight is the filter's effect. Every
+           arm is measured at the full length. Random legal steps are right for 0.12, ceiling 1.
 Run:       python -m experiments.policy_gradient.tricks_or_traps
 """
 

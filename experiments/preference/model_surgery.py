@@ -15,6 +15,7 @@ Measure:   share of rude tokens, the share of them that is gone, true reward wit
            base of which half the data is rude. Only dpo has updates. The dose is not monotone in the record: half of
            alpha adds rude tokens, twice of it takes most of them and of the true reward; aligned takes as many.
            probe/accuracy is of the 512 responses that fit 32 numbers; over rows of one's own it is of held-out ones.
+           The bed is invalid unless probe/accuracy is 0.8.
 Run:       python -m experiments.preference.model_surgery; with --model DIR --data FILE on a model and rows of your own:
            probe, validation and edit are of training rows, and the edited model is written to a folder
 """

@@ -14,7 +14,8 @@ Expect:    eval/gold over eval/kl up to 8: rpo > dpo; of dpo at the end below st
            learned reward (eval/proxy) is not; of rpo at the end not below step 40 by 0.5; pair/chosen_drift rpo > dpo.
 Measure:   gold reward of four samples on each of 512 fresh prompts, the reference trained on the data's behaviour
            first; pairs labelled by Bradley-Terry, 10 % flipped; equal pairs and updates (sft sees half the tokens of a
-           pair, rpo_reference a third response). The step of the fall was fixed before the seeds of a record.
+           pair, rpo_reference a third response). The step of the fall was fixed before the seeds of a record. The bed
+           is invalid unless the reward model orders 0.8 of pairs as gold does (rm/accuracy).
 Run:       python -m experiments.preference.rpo [--world lists, where an item counts once, or larger,
            a base of seven times the parameters]
 """

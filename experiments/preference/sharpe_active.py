@@ -11,9 +11,10 @@ Equations: p = sig(h), h the margin of DPO; SR = [q (1 - p) + (1 - q) p] / (sqrt
 Left out:  the paper's "return" and prior are a reconstruction from its abstract.
 Expect:    eval/gold at eval/kl 2: w_sharp > random; sharp > random.
 Measure:   true reward of samples on fresh prompts where each arm is 2 nats from the start; four rounds, in each 32
-           labels (10 % flipped) out of 512 pairs and 30 updates on them; the judge is a reward model from 16384
-           labels that no arm trains on. Equal labels and updates. In 2 of the 16 seeds of the record an arm is 2 nats
-           away within the first round, in which every score is of h = 0.
+           labels (10 % flipped) out of 512 pairs and 30 updates on them; the judge is a reward model from 16384 labels
+           that no arm trains on. Equal labels and updates. In 2 of the 16 seeds of the record an arm is 2 nats away
+           within the first round, in which every score is of h = 0. The bed is invalid unless the judge orders 0.6 of
+           pairs as gold does (rm/accuracy).
 Run:       python -m experiments.preference.sharpe_active [--world lists, where an item counts once, or larger,
            a base of seven times the parameters]
 """

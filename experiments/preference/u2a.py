@@ -14,8 +14,8 @@ Expect:    eval/gold at eval/kl 0.3: u2a > random and u2a > all; eval/perplexity
            npo over all (4.08) and dpo on pairs (4.79) beat u2a (3.01) in the first record: both are parts here.
 Measure:   true reward of four samples on each of 512 fresh prompts, perplexity of the behaviour's text; 256 negatives,
            half of them harmless text with duplicates. unlearn/bad: the share of the weight that lies on the half that
-           is bad, of which random has one half. At 1.5 nats and at 1, where it was read before, runs of random
-           had ended. 8 seeds, equal updates.
+           is bad, of which random has one half. At 1.5 nats and at 1, where it was read before, runs of random had
+           ended. Equal updates.
 Run:       python -m experiments.preference.u2a [--world lists, where an item counts once]
 """
 

@@ -15,7 +15,8 @@ Left out:  here, judges of 7B and 72B parameters and domains beyond three kinds 
 Expect:    eval/accuracy small_soft > rule; small_soft no worse than small, and small no worse than large, by more than
            0.05: at eight seeds 0.042 is the least that other records could tell.
 Measure:   held-out chains of 4 and 5 operations, right by residue; references are v or v + m by a coin, and the model
-           is first taught to write either; each seed trains its judge; equal rollouts.
+           is first taught to write either; each seed trains its judge; equal rollouts. The bed is invalid unless the
+           judge of small_soft has 0.75 of judge/balanced (0.5: says always the same).
 Run:       python -m experiments.reward_models.cross_domain_rlvr; at scale --model DIR --data FILE of any domain,
            --large-judge http://localhost:8000/v1 --large-judge-model NAME: the log that small judges learn is its
 """

@@ -13,7 +13,7 @@ Left out:  safety benchmarks, language models as raters: of ten rules, two for e
 Expect:    pair/accuracy encore > uniform, > anti and > learned; eval/utility of a policy trained on the reward encore >
            uniform. Without a correlation of H_k and the accuracy of rule k below -0.7 (rule/order, its negative, above)
            the weights have no reason, and without learned > uniform no weights can show: then the bed is invalid.
-Measure:   pairs and prompts that no model saw, judged by the true utility; 8 seeds, each with raters of its own; equal
+Measure:   pairs and prompts that no model saw, judged by the true utility, each seed with raters of its own; equal
            updates and rollouts. Heads of two seeds that no record has ranked 0.70 of pairs rightly with equal weights,
            0.72 by encore, 0.75 by encore_05, at a correlation of -0.84.
 Run:       python -m experiments.reward_models.encore [--world briefings, where a topic is secret]

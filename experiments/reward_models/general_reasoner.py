@@ -12,7 +12,8 @@ Equations: R = -0.5 without an answer; [passed] (1 - 0.05 min(10, |tokens of the
 Left out:  here, a verifier of 1.5B parameters; the data pipeline but for its last filter; embedded, KL of 1e-4.
 Expect:    eval/accuracy cot > direct > rule; judge/false_positives cot < direct.
 Measure:   held-out chains of 4 and 5 operations, right by residue; references are v or v + m by a coin, and the model
-           is first taught to write either; each seed trains its verifier; equal rollouts.
+           is first taught to write either; each seed trains its verifier; equal rollouts. The bed is invalid unless the
+           verifier of cot has 0.75 of judge/balanced (0.5: says always the same).
 Run:       python -m experiments.reward_models.general_reasoner; at scale --model DIR --data FILE, whose verifier reads
            the text of answers, and --large-judge http://localhost:8000/v1 --large-judge-model NAME, whom it imitates
 """

@@ -12,7 +12,8 @@ Left out:  the length terms (the released scripts switch them off); pairs of rea
 Expect:    eval/accuracy judgelrm > sft; the gain over sft in eval/reasoned less that in eval/surface, seed by seed,
            above 0; eval/accuracy judgelrm > no_scores.
 Measure:   agreement with gold (better, worse, equal) on fresh pairs of worked sums with a first error or a visible
-           flaw; the judge can check a sum, and then learns from reports whose checks err at 15 %; equal updates.
+           flaw; the judge can check a sum, and then learns from reports whose checks err at 15 %; equal updates. The
+           bed is invalid unless sft agrees in 0.4 of the pairs that only their steps tell apart (eval/reasoned).
 Run:       python -m experiments.reward_models.judgelrm [--world machines, whose answers are runs of an automaton]
 """
 

@@ -17,7 +17,8 @@ Measure:   held-out chains of 4 and 5 operations; references are v or v + m by a
            write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which rlpr
            with as many is no control. reward/mean is the truth for all arms, as in the files of judges: the number of
            the reference has a ceiling of a half, which an arm falls short of the more it prefers one form. reward/auc:
-           how often what an arm is paid for ranks a right answer of a step above a wrong one (0.5: says nothing).
+           how often what an arm is paid for ranks a right answer of a step above a wrong one (0.5: says nothing). The
+           bed is invalid unless the judge of verifier has 0.75 of judge/balanced (0.5: says always the same).
 Run:       python -m experiments.reward_models.rlpr
 """
 

@@ -14,9 +14,10 @@ Equations: v = clip((s - 1) / 9, 0, 1) of a score s, 0.5 without one. Q: v of a 
            truth in place of v.
 Left out:  categories of questions, benchmarks in words.
 Expect:    eval/accuracy of mae above its start; mae > solver_only, mae > no_verdict, pool/unsound no_filter > mae.
-Measure:   held-out arithmetic chains, asked as the solver is and judged by the truth, which no arm but oracle sees;
-           all begin with a copy that knows every form, errs in two of three answers and judges well, as it works them
-           out; equal answers and updates; chance: 1/m, about 0.11; ceiling 1.
+Measure:   held-out arithmetic chains, asked as the solver is and judged by the truth, which no arm but oracle sees; all
+           begin with a copy that knows every form, errs in two of three answers and judges well, as it works them out;
+           equal answers and updates; chance: 1/m, about 0.11; ceiling 1. The bed is invalid unless the judge of mae
+           ranks a right answer above a wrong one in 0.75 (judge/auc, 0.5 by chance).
 Run:       python -m experiments.self_play.mae; at scale --model DIR --data FILE --format gsm8k --chat
 """
 

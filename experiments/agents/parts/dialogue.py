@@ -191,7 +191,7 @@ def figures(users: Users, rows: Trajectories, rewards: Rewards) -> dict[str, Arr
 
 @lru_cache(maxsize=2)
 def heldout(users: Users) -> Problems:
-    """The users nobody trains on."""
+    """The users who are measured: of the types that train, drawn by themselves, with replies of their own."""
     return problems(users, 128, 1)
 
 
