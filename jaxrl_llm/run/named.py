@@ -73,7 +73,7 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
                 value = math.inf
             else:
                 value = text if isinstance(known[name], str) else find(package, text, f"{flag} {name}=")
-        parameter = inspect.signature(function).parameters[name]
+        parameter = _annotated(function).parameters[name]
         if isinstance(parameter.default, str) and not isinstance(value, str):
             value = text
         if wanted := _unlike(value, parameter):
@@ -84,6 +84,14 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
     if missing:
         raise UserError(f"{function.__name__} needs {flag} {' '.join(f'{k}=...' for k in missing)}")
     return partial(function, **given) if given else function
+
+
+def _annotated(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function; annotations that are texts, as those of ``from __future__``, by what they say."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:  # whatever the text of a user's own says, also a name that is there for type checkers alone
+        return inspect.signature(function)
 
 
 def _unlike(value: Any, parameter: inspect.Parameter) -> str:

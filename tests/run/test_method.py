@@ -464,10 +464,23 @@ def of_settings(a, *, cap: float | None = 0.5, pair: tuple[float, ...] = (1.0, 2
     return a
 
 
+def of_texts(a, *, cap: "float | None" = 0.5, k: "int" = 2):
+    """One whose annotations are texts."""
+    return a
+
+
+def of_unknown(a, *, cap: "Nowhere" = 0.5):  # noqa: F821
+    return a
+
+
 def test_a_setting_may_be_whatever_its_annotation_allows():
     words = ["cap=None", "pair=(1, 2, 3)", "names=('c',)", "k=3"]
     found = named.with_settings(of_settings, words, "--loss-args", losses)
     assert found.keywords == {"cap": None, "pair": (1, 2, 3), "names": ("c",), "k": 3}
+    assert named.with_settings(of_texts, ["cap=None"], "--loss-args", losses).keywords == {"cap": None}
+    assert named.with_settings(of_unknown, ["cap=2"], "--loss-args", losses).keywords == {"cap": 2}
+    with pytest.raises(UserError, match=r"--loss-args k=2.5: 2.5 is no whole number"):
+        named.with_settings(of_texts, ["k=2.5"], "--loss-args", losses)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
