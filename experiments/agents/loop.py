@@ -13,11 +13,11 @@ Equations: A_k = R_k - mean_{j != k} R_j, |A_k| < 0.01 dropped; L_k = -(1/|y_k|)
 Left out:  LoRA, the documentation as a tool, the cut of episodes that take too long. No real AppWorld was run: the path
            of --data appworld:FOLDER has met stand-ins of its servers only, see docs/agents.md.
 Expect:    eval/completed: loop > rloo, loop > rloo_often, loop > per_turn, loop > per_trajectory, loop > normalised.
-Measure:   tasks on a database behind calls; none of the 192 that are measured has instruction and values of the records
-           that it names in common with one of the 512 that train, so that of every instruction some values are new;
-           equal episodes; rloo makes a quarter of the updates. eval/scenarios: all three variants of a scenario
-           completed. A step of rejection is one update. update/made: the share of an iteration's updates before its
-           end.
+Measure:   tasks on a database behind calls; what has to be seen and said in one of the 192 that are measured, which are
+           32 by that, is seen and said in none of the 512 that train: of what is swapped, copied or added to, some
+           values are new, and to clear a record is trained alone. Equal episodes; rloo makes a quarter of the updates.
+           eval/scenarios: all three variants of a scenario completed. A step of rejection is one update. update/made:
+           the share of an iteration's updates before its end.
 Run:       python -m experiments.agents.loop; at scale --model DIR --data appworld:FOLDER --servers http://localhost:8000
 """
 

@@ -47,26 +47,28 @@ def encode(text: str) -> list[int]:
 
 
 def held_back(job: str, x: int, y: int, records: Int[np.ndarray, " E"]) -> bool:
-    """Whether a task is to be measured, by the instruction and the values of the records that it names, nothing else.
+    """Whether a task is to be measured, by the instruction and by what has to be looked at, nothing else.
 
-    Of each instruction a part is: a quarter of what ``I`` may meet, a third of what the others may. What an instruction
-    holds back another one trains.
+    To swap is to see both records: a third of the pairs of values is held back. To copy, or to add one, is to see the
+    first: a quarter is. To clear is to see nothing: it is trained alone. What an instruction holds back another one
+    trains.
     """
-    if job in "CS":
+    if job == "S":
         return bool((records[y] - records[x]) % VALUES == 1 + (x + y) % (VALUES - 1))
-    return bool(records[x] == x + 1)
+    return job != "D" and bool(records[x] == (x + (y if job == "C" else 1)) % VALUES)
 
 
 def problems(scenarios: int, variants: int, seed: int, *, measured: bool) -> Problems:
     """Scenarios (an instruction) one after the other, each with ``variants`` databases; ``level`` numbers them.
 
     Args:
-      measured: databases of the part that is ``held_back``, else of the other.
+      measured: databases of the part that is ``held_back``, and no ``D``, else of the other part.
     """
+    jobs = "CSI" if measured else "CSID"
     rng = np.random.default_rng(seed)
     tokens, answers = [], {"records": [], "gold": [], "needed": []}
     for _ in range(scenarios):
-        job, (x, y) = "CSID"[rng.integers(4)], rng.permutation(RECORDS)[:2].tolist()
+        job, (x, y) = jobs[rng.integers(len(jobs))], rng.permutation(RECORDS)[:2].tolist()
         text = f"{job}{'abc'[x]}{'abc'[y] if job in 'CS' else '.'}"
         for _ in range(variants):
             records = rng.permutation(VALUES)[:RECORDS]
@@ -164,7 +166,7 @@ def anything(key: Key) -> Int[Array, " 3"]:
 def make_apis(*, skill: float = 0.8) -> arenas.Arena:
     """A decoder of two layers, 512 tasks to train on, 64 scenarios of 3 variants to be measured on.
 
-    No task that is measured has instruction and values of the records that it names in common with one that trains.
+    What the expert says and is answered in a task that is measured it says and is answered in none that trains.
 
     Args:
       skill: chance that the behaviour to imitate makes the right call; else it makes any.
