@@ -256,7 +256,8 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
         if "teacher_logp" in wanted:
             found["teacher_logp"] = teacher_logp(teachers, batch, heat)
         if not whole:
-            return named.of_kind(loss(*(found[name] for name in wanted)), TokenTerms, f"--loss {settings.loss}")
+            given = loss(*(found[name] for name in wanted))
+            return named.of_kind(given, TokenTerms, f"--loss {settings.loss}", batch.mask.shape)
         mask, names = _earlier(found.pop("mask")), tuple(found)
         ids = jnp.arange(teachers[0].model.tokenizer.vocab_size, dtype=jnp.int32)
 

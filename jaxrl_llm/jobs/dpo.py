@@ -204,9 +204,9 @@ def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float, how:
             found = pair_arrays(policy, params, part, wanted, extras.get(REFERENCE), how)
         else:
             found = single_arrays(policy, params, part, beta)
-        terms = named.of_kind(loss(*(found[name] for name in wanted)), PairTerms, flag)
-        value = jnp.sum(terms.loss) / total
         masks = [some.mask for some in part.values() if isinstance(some, SupervisedRows)]
+        terms = named.of_kind(loss(*(found[name] for name in wanted)), PairTerms, flag, masks[0].shape[:1])
+        value = jnp.sum(terms.loss) / total
         tokens = sum(jnp.sum(mask.astype(jnp.float32)) for mask in masks)
         aux = {f"pairs/{name}": jnp.sum(x) / total for name, x in terms.aux.items()}
         return value, aux | {"pairs/loss": value, "tokens/trained": tokens}

@@ -150,7 +150,7 @@ def check_kinds(settings: MethodSettings) -> None:
         given = [jax.ShapeDtypeStruct(s, KINDS.get(x, jnp.float32)) for x, s in zip(wanted, shapes, strict=True)]
         found = named.tried(function, given, flag)
         if not allowed:
-            named.of_kind(found, TokenTerms, flag)
+            named.of_kind(found, TokenTerms, flag, (rows, columns))
         elif getattr(found, "shape", None) not in allowed:
             raise UserError(f"{flag}: gives {getattr(found, 'shape', type(found).__name__)} for {rows} responses of "
                             f"{columns} tokens, not a number for each token; choose another")  # fmt: skip

@@ -18,6 +18,7 @@ from jaxrl_llm.data.own import own
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import PairTerms, TokenTerms
 
+EACH = {TokenTerms: "token", PairTerms: "pair or response"}
 GIVEN_BY = {TokenTerms: "a loss of tokens", PairTerms: "a loss on preferences"}
 
 
@@ -134,14 +135,22 @@ def check_arrays(function: Callable[..., Any], offered: Sequence[str], flag: str
     return wanted
 
 
-def of_kind(terms: Any, kind: type, flag: str) -> Any:
+def of_kind(terms: Any, kind: type, flag: str, shape: tuple[int, ...] | None = None) -> Any:
     """What a loss gave.
 
+    Args:
+      shape: of its numbers; None: whoever adds them up looks.
+
     Raises:
-      UserError: where it is not of this kind, as of a ratio or a loss on other rows, whose arrays fit all the same.
+      UserError: where it is not of this kind, as of a ratio or a loss on other rows, whose arrays fit all the same; or
+        has other numbers, as a mean that is taken already, which would count as that of one row.
     """
     if not isinstance(terms, kind):
         raise UserError(f"{flag}: gives no {kind.__name__}, as {GIVEN_BY[kind]} does; choose one that does")
+    found = getattr(terms.loss, "shape", type(terms.loss).__name__)
+    if shape is not None and found != shape:
+        raise UserError(f"{flag}: gives a loss of {found}, not of {shape}, one number for each {EACH[kind]}; leave the "
+                        "mean to the command")  # fmt: skip
     return terms
 
 

@@ -177,6 +177,11 @@ def difference(chosen_logp, rejected_logp):
     return rejected_logp - chosen_logp
 
 
+def mean_difference(chosen_logp, rejected_logp):
+    """The mean of a batch, which would be divided by its pairs once more."""
+    return PairTerms(jnp.mean(rejected_logp - chosen_logp), {})
+
+
 def above_the_batch(logp, ref_logp, desirable, kl):
     """A loss of one's own with a mean over the batch among its arrays."""
     return PairTerms(jnp.where(desirable, kl - logp, logp - kl), {})
@@ -204,6 +209,10 @@ def of_the_rejected(chosen_logp, rejected_kl):
         (
             ["--loss", f"{__name__}:difference"],
             f"--loss {__name__}:difference: gives no PairTerms, as a loss on preferences does",
+        ),
+        (
+            ["--loss", f"{__name__}:mean_difference"],
+            f"--loss {__name__}:mean_difference: gives a loss of (), not of (4,), one number for each pair or",
         ),
         (
             ["--loss", f"{__name__}:above_the_batch", "--microbatches", "2"],

@@ -26,7 +26,7 @@ from jaxrl_llm.run import method, named, options, parts
 from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train import online
 from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, score_tokens, stored_anchor, with_collision
-from jaxrl_llm.types import Batch, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
 from tests import close
 from tests.close import doubles, singles
@@ -459,6 +459,11 @@ def test_greedy_responses_say_nothing_of_the_entropy():
     )
 
 
+def mean_of_all(logp, old_logp, advantages, mask):
+    """A loss whose mean is taken already."""
+    return TokenTerms(-jnp.mean(logp * advantages), {})
+
+
 def of_settings(a, *, cap: float | None = 0.5, pair: tuple[float, ...] = (1.0, 2.0), names=("a", "b"), k: int = 2):
     """A function whose settings have defaults of several kinds."""
     return a
@@ -561,6 +566,10 @@ def logged_kl(logp, ref_logp, mask):
         ({"workers": "threads:8"}, "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
         ({"loss": "token_ratio"}, "--loss token_ratio: gives no TokenTerms"),
+        (
+            {"loss": f"{__name__}:mean_of_all"},
+            rf"--loss {__name__}:mean_of_all: gives a loss of \(\), not of \(4, 6\), one number for each token; leave",
+        ),
         ({"loss": "sft_loss"}, "--loss sft_loss takes logp, mask, and learns from no reward"),
         ({"advantages": "group_spread"}, "--advantages group_spread is no estimator of advantages"),
         ({"advantages": "log_mean_exp_baseline", "advantage_args": ("tau=1.0",)}, "is no estimator of advantages"),
