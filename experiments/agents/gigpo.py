@@ -18,8 +18,8 @@ Measure:   held-out corridors of the key-door world, actions turn by turn; in th
            whose situation was met more than once in the group: nearly all in a corridor. --places 4 --skies 8 takes
            the grid of the bed sub_goals in its place, where fewer are, with its 24 turns or --grid-turns 32. Not
            measured.
-Run:       python -m experiments.agents.gigpo [--bed grid --places 4 --skies 8 --grid-turns 32]; at scale --model DIR
-           --data webshop:FOLDER (or alfworld:FOLDER)
+Run:       python -m experiments.agents.gigpo [--places 4 --skies 8 --grid-turns 32; of a record also --bed grid]; at
+           scale --model DIR --data webshop:FOLDER (or alfworld:FOLDER)
 """
 
 import dataclasses
@@ -145,7 +145,7 @@ def world_of(settings: Settings) -> arenas.Arena:
         if settings.grid_turns < settings.places:
             raise UserError(f"--grid-turns {settings.grid_turns}: each of {settings.places} places takes one at least")
         return errands.make_errands(places=settings.places, skies=settings.skies, turns=settings.grid_turns)
-    if settings.skies > 1:
+    if settings.skies != 1:
         raise UserError(f"--skies {settings.skies}: a corridor has none; give --places, too")
     if settings.grid_turns != Settings.grid_turns:
         raise UserError(f"--grid-turns {settings.grid_turns}: a corridor has turns of its own; give --places, too")

@@ -18,9 +18,9 @@ Measure:   questions of one and two look-ups with tables of their own; no chain 
            what is taken). --domain multi_hop: questions over documents, trained on two and three hops and measured on
            one, two and three, 16 each, answers of two tokens, R their F1, p_k as at scale; success is both right. There
            igpo falls short of grpo.
-Run:       python -m experiments.agents.igpo [--bed multi_hop --domain multi_hop]; at scale --model DIR --data FILE
-           --format hotpotqa --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right
-           answer
+Run:       python -m experiments.agents.igpo [--domain multi_hop; of a record also --bed multi_hop]; at scale --model
+           DIR --data FILE --format hotpotqa --tools search=CORPUS.jsonl, where p_k is the geometric mean over the
+           tokens of the right answer
 """
 
 import dataclasses

@@ -13,16 +13,17 @@ Left out:  documents and a retriever but for --domain retrieved: a search is one
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
 Measure:   questions of one and two look-ups with tables of their own; no chain of entries that one of the 64 asks for
            is asked by any of the 512 that train; equal episodes and updates. calls/mean: searches of an episode, at
-           every action; eval/moved: share of actions that led on. 20 steps: after 70 GRPO ends at 0.957, and leaves no
-           room. The record says contradicted, where calls decide the outcome: of questions of one look-up the base
-           answers .14, .48, .27, .18 and none after 0 to 4 searches (two seeds), and what a stratum takes off is what
-           is to be learned. It says nothing of worlds whose episodes succeed alike with few searches and with many,
-           which is --domain retrieved: what is known of questions of one and two hops (measured: of three, too) stands
-           in the prompt, a search finds nothing, and the behaviour that the base imitates searches now and then
-           whatever it knows, so that the number of searches says nothing of the answer. The base of research_search's
-           rag, which reads such prompts, could answer those of one hop after 800 steps, and hardly after 400.
-Run:       python -m experiments.agents.stratified_grpo [--bed retrieved --domain retrieved --base-steps 1200]; at scale
-           --model DIR --data FILE --format hotpotqa --tools search=CORPUS.jsonl
+           every action; eval/moved: share of actions that led on. 20 steps: after 70 GRPO ended at 0.957 while training
+           asked most of what was measured, and left no room. The record says contradicted, where calls decide the
+           outcome: of questions of one look-up the base answers .14, .48, .27, .18 and none after 0 to 4 searches (two
+           seeds), and what a stratum takes off is what is to be learned. It says nothing of worlds whose episodes
+           succeed alike with few searches and with many, which is --domain retrieved: what is known of questions of one
+           and two hops (measured: of three, too) stands in the prompt, a search finds nothing, and the behaviour that
+           the base imitates searches now and then whatever it knows, so that the number of searches says nothing of the
+           answer. The base of research_search's rag, which reads such prompts, could answer those of one hop after 800
+           steps, and hardly after 400.
+Run:       python -m experiments.agents.stratified_grpo [--domain retrieved --base-steps 1200; of a record also --bed
+           retrieved]; at scale --model DIR --data FILE --format hotpotqa --tools search=CORPUS.jsonl
 """
 
 import dataclasses

@@ -23,7 +23,8 @@ Measure:   programs of up to six letters for executors whose calculator, decompo
            turns; runs: programs within the executor's limit; better: turns that beat all before. Effects are small: the
            untrained agent is at 0.67 already, all arms end between 0.67 and 0.71, and repaired begins at 0.72 for its
            measurement repairs, so that its end says nothing of what it was taught. A bed on which the untrained one is
-           at 0.4 is open: --bed hard --limits 3 4 5 --chains 6 9 has longer chains and lower limits, and no record.
+           at 0.4 is open: --limits 3 4 5 --chains 6 9 (of a record also --bed hard) has longer chains and lower limits,
+           and no record.
 Run:       python -m experiments.agents.w4s; at scale --model DIR --data FILE --executor http://localhost:8000/v1
 """
 

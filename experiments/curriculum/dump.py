@@ -86,6 +86,11 @@ def build(settings: Settings) -> experiment.Plan:
     every = np.arange(found.train.tokens.shape[0])
     categories, slots = target_categories(found, every), {"problems": found.train}
     if settings.impossible or settings.solved:
+        if min(settings.impossible, settings.solved) < 0 or settings.impossible + settings.solved >= 1:
+            raise UserError(
+                f"--impossible {settings.impossible:g} --solved {settings.solved:g}: both are shares of the training "
+                "problems, which leave some as they are; give two that are not negative and add up to less than 1"
+            )
         if settings.data != "countdown" or found.score is None:
             raise UserError(
                 f"--impossible {settings.impossible:g} --solved {settings.solved:g} are for Countdown targets that are "

@@ -107,6 +107,13 @@ def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list
     """``masks`` of a bench's training problems by the ladder of copies, or else by the named one."""
     every = np.arange(found.train.tokens.shape[0])
     if settings.ladder_steps:
+        if any(settings.ladder) or any(heat != 1.0 for heat in settings.ladder_temperatures):
+            heats = " ".join(f"{heat:g}" for heat in settings.ladder_temperatures)
+            raise UserError(
+                f"--ladder {' '.join(settings.ladder)} --ladder-temperatures {heats}: the ladder is of copies "
+                f"(--ladder-steps {' '.join(map(str, settings.ladder_steps))}); drop them, or give --ladder-steps "
+                "without a number, too"
+            )
         numbers = {"samples": settings.ladder_samples, "learning_rate": settings.learning_rate}
         return masks(rates_of_copies(asked, settings.ladder_steps, **numbers), every.size)
     if len(settings.ladder) != 3 or len(settings.ladder_temperatures) != 3:

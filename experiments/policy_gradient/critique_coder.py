@@ -16,7 +16,8 @@ Measure:   held-out chains of six operations to solve, of which a constant guess
            the candidates are right, of wrong ones the first step that counts. Every arm starts from one copy that knows
            both forms and errs in four of five answers, the same for all seeds; 8 seeds, equal rollouts and updates. The
            bed is invalid unless who trains on nothing but judging (crl_100) judges 70 % rightly.
-Run:       python -m experiments.policy_gradient.critique_coder [--data programs --levels 1 2 --bed programs]
+Run:       python -m experiments.policy_gradient.critique_coder [--data programs --levels 1 2; of a record also --bed
+           programs]
 """
 
 import dataclasses

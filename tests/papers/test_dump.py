@@ -94,6 +94,13 @@ def test_made_targets_are_refused_where_the_old_ones_judge(share, monkeypatch):
         dump.build(settings)
 
 
+@pytest.mark.parametrize(("impossible", "solved"), [(0.6, 0.6), (0.0, 1.5), (-0.1, 0.2), (0.5, 0.5)])
+def test_shares_that_leave_no_real_problem_are_refused(impossible, solved):
+    settings = dump.Settings(**dump.EMBEDDED | dump.SMOKE | {"impossible": impossible, "solved": solved})
+    with pytest.raises(UserError, match=f"--impossible {impossible:g} --solved {solved:g}: both are shares"):
+        dump.build(settings)
+
+
 def test_what_all_responses_solve_is_first_and_what_none_does_last(monkeypatch):
     """Eight distributions; the six between them keep their targets and the order of their levels."""
     settings = dump.Settings(**dump.EMBEDDED | dump.SMOKE | {"impossible": 0.25, "solved": 0.25})

@@ -147,6 +147,8 @@ def test_the_grid_takes_the_place_of_the_corridor(monkeypatch):
     ]
     with pytest.raises(UserError, match="--skies 8: a corridor has none"):
         gigpo.world_of(gigpo.Settings(skies=8))
+    with pytest.raises(UserError, match="--skies 0: a corridor has none"):
+        gigpo.world_of(gigpo.Settings(skies=0))
     with pytest.raises(UserError, match="--grid-turns 32: a corridor has turns of its own"):
         gigpo.world_of(gigpo.Settings(grid_turns=32))
     with pytest.raises(UserError, match="--grid-turns 3: each of 4 places takes one"):

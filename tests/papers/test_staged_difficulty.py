@@ -236,6 +236,9 @@ def test_the_ladder_is_of_copies_that_learned_for_longer(monkeypatch):
     for steps in ((0, 40), (0, 40, 40)):
         with pytest.raises(UserError, match="name three that rise"):
             staged_difficulty.level_rows(dataclasses.replace(settings, ladder_steps=steps), found, settings)
+    for named in ({"ladder": ("nano", "tiny", "tiny")}, {"ladder_temperatures": (1.0, 0.7, 0.4)}):
+        with pytest.raises(UserError, match="the ladder is of copies .--ladder-steps 0 1 2.; drop them, or give"):
+            staged_difficulty.level_rows(dataclasses.replace(settings, **named), found, settings)
 
 
 def test_the_claim_compares_both_domains_with_each_alone():
