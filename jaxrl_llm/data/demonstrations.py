@@ -13,24 +13,29 @@ def encode_responses(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     *,
-    width: int,
+    width: int | None = None,
     prompts: Sequence[str | Sequence[Message]] | None = None,
     chat: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Right-pads the texts, each with an end token, into ``(tokens [N, width], valid [N, width])``.
 
     Args:
+      width: None: that of the longest.
       prompts: what each stands behind, see ``chat.encode_answer``; None: behind no text that tokens depend on.
       chat: as in ``chat.encode_prompt``, of the prompts.
 
     Raises:
       UserError: for a text that does not fit.
     """
+    rows = [
+        [*(tokenizer.encode(text) if prompts is None else encode_answer(tokenizer, prompts[k], text, chat=chat)),
+         tokenizer.eos_ids[0]]
+        for k, text in enumerate(texts)
+    ]  # fmt: skip
+    width = max(map(len, rows)) if width is None else width
     tokens = np.full((len(texts), width), tokenizer.pad_id, np.int32)
     valid = np.zeros((len(texts), width), bool)
-    for k, text in enumerate(texts):
-        said = tokenizer.encode(text) if prompts is None else encode_answer(tokenizer, prompts[k], text, chat=chat)
-        row = [*said, tokenizer.eos_ids[0]]
+    for k, row in enumerate(rows):
         if len(row) > width:
             raise UserError(
                 f"response {k} has {len(row)} tokens, the limit is {width}; raise --max-new-tokens or drop it"

@@ -93,6 +93,8 @@ def test_too_long_a_response_is_refused():
     assert valid.sum(1).tolist() == [8, 3] and tokens[1, 2] == tokenizer.eos_ids[0]
     with pytest.raises(UserError, match="response 0 has 8 tokens"):
         encode_responses(tokenizer, ["1+1=2#2"], width=4)
+    assert encode_responses(tokenizer, ["1+1=2#2", "#2"])[1].sum(axis=1).tolist() == [8, 3]
+    assert encode_responses(tokenizer, ["1+1=2#2", "#2"])[0].shape == (2, 8)
     rows = _rollout()
     with pytest.raises(ValueError, match="no prompt"):
         given_responses.with_responses(rows, jnp.ones(8, bool), rows.tokens, rows.mask)

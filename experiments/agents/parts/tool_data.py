@@ -36,7 +36,8 @@ _WORDS = {
     ),
 }
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*\s*")
-_CALL = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
+# none reaches over the beginning of another: many that nobody closes would each be read to the end of the text
+_CALL = re.compile(f"{OPEN}((?:(?!{OPEN}).)*?){CLOSE}", re.DOTALL)
 Kind = Literal["easy", "direct", "tool", "hard"]
 
 
@@ -111,6 +112,8 @@ def standard(text: str) -> str:
 
     >>> standard(' So: <tool_call>{"arguments":{"x":1},"name":"f"}</tool_call> ')
     'So: <tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>'
+    >>> len(standard("<tool_call> " * 50_000))
+    599999
     """
 
     def rewritten(match: re.Match[str]) -> str:

@@ -190,10 +190,10 @@ def misleading(solution: str) -> str:
 def misled(settings: OnlineSettings, *, wrong: float, steps: int) -> Params:
     """The model of ``bench(settings)`` after fine-tuning on solutions of which ``wrong`` mislead."""
     found, rng = recipes.bench(settings), np.random.default_rng(19)
-    solutions = [p.solution for p in recipes.solved_problems(settings)]
-    shown = [misleading(text) if rng.random() < wrong else text for text in solutions]
-    width = max(len(found.model.tokenizer.encode(text)) for text in shown) + 1
-    tokens, valid = (jnp.asarray(x) for x in encode_responses(found.model.tokenizer, shown, width=width))
+    problems = recipes.solved_problems(settings)
+    shown = [misleading(p.solution) if rng.random() < wrong else p.solution for p in problems]
+    said = encode_responses(found.model.tokenizer, shown, prompts=[p.prompt for p in problems], chat=settings.chat)
+    tokens, valid = map(jnp.asarray, said)
     rows = supervised.joined(found.train.tokens, found.train.valid, tokens, valid)
     model = found.model
     return supervised.imitated(model.policy, model.params, rows, steps=steps, rows_per_step=32, learning_rate=1e-3)

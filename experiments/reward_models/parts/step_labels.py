@@ -174,8 +174,9 @@ def warm_stage(
     rng, rate = np.random.default_rng(0), 1e-3 if settings.data == "chain" else settings.learning_rate
     if found.score is None:
         texts = [text_lines.repeating(p, int(rng.integers(most_repeats + 1))) for p in problems]
-        width = max(len(found.model.tokenizer.encode(text)) for text in texts) + 1
-        said = map(jnp.asarray, encode_responses(found.model.tokenizer, texts, width=width))
+        prompts = [p.prompt for p in problems]
+        said = encode_responses(found.model.tokenizer, texts, prompts=prompts, chat=settings.chat)
+        said = map(jnp.asarray, said)
         rows = supervised.joined(found.train.tokens, found.train.valid, *said)
     else:
         pairs = [(p.prompt, repeating(p, int(rng.integers(most_repeats + 1)))) for p in problems]
