@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import types
@@ -105,6 +106,7 @@ def own(tmp_path_factory):
         "published": [{"question": f"{n}+1=", "answer": f"so #### {n + 1}"} for n in range(200)],
         "dialogues": [{"chosen": talk.format(n, n + 1), "rejected": talk.format(n, n)} for n in range(60)],
         "pairs": [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(60)],
+        "own": [{"prompt": f"{n}+1=", "completion": str(n + 1), "label": n % 2 == 0} for n in range(60)],
     }
     for name, lines in kinds.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -138,7 +140,8 @@ def _without(words, sizes):
 
 def _run(words, own, tmp_path, monkeypatch):
     """The exit code of a command of the pages, small."""
-    words = _filled(words, own)
+    shutil.copy(own / "own.jsonl", tmp_path)  # as if eval had found right responses, which a random model does not
+    words = [str(tmp_path / word) if word == "own.jsonl" else word for word in _filled(words, own)]
     match words:
         case ["bash", "launch/quickstart.sh", *rest]:  # which installs, and hands its arguments on
             return _job(rest, own, tmp_path)
