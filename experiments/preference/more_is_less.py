@@ -17,7 +17,8 @@ Expect:    eval/attack, eval/prefixed_attack and pair/separability: strong > sel
 Measure:   meaningless symbols; a quarter of the requests is to be refused; prefixed requests end in a token that
            training never shows. 256 prompts for each arm; judged where each arm is 4 nats from the start; equal pairs
            and updates. 50 updates: after 100 self earns no more than at its start (two seeds of the pilot). The record
-           has no strong_plain: its habit was another token that the base never writes, and its seeds are dropped.
+           of the first base has no strong_plain: its habit was another token that the base never writes, and its seeds
+           are dropped; that of the larger one has it.
 Run:       python -m experiments.preference.more_is_less [--world larger, a base of seven times the parameters]
 """
 
