@@ -15,7 +15,8 @@ Measure:   128 fresh problems, none of which is one of training, of which none, 
            sources, half sums and half runs of a machine of seven states, in which inputs are maps whose order counts.
            The bed is invalid unless the base fails a quarter of the problems in all samples, and four fifths of those
            again. Equal updates but for longer (and none for floor).
-Run:       python -m experiments.analysis.math_beyond [--bed mixed --world mixed --base-steps 800]
+Run:       python -m experiments.analysis.math_beyond [--world mixed --base-steps 800; of a record also --bed
+           mixed]
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ Measure:   gold reward of four samples on each of 512 fresh prompts, the referen
            pair, rpo_reference a third response). The step of the fall was fixed before the seeds of a record. The bed
            is invalid unless the reward model orders 0.8 of pairs as gold does (rm/accuracy).
 Run:       python -m experiments.preference.rpo [--world lists, where an item counts once, or larger,
-           a base of seven times the parameters]
+           a base of seven times the parameters; of a record also --bed NAME]
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ Measure:   true reward of samples on fresh prompts where each arm is 2 nats from
            within the first round, in which every score is of h = 0. The bed is invalid unless the judge orders 0.6 of
            pairs as gold does (rm/accuracy).
 Run:       python -m experiments.preference.sharpe_active [--world lists, where an item counts once, or larger,
-           a base of seven times the parameters]
+           a base of seven times the parameters; of a record also --bed NAME]
 """
 
 import dataclasses
