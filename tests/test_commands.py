@@ -52,6 +52,7 @@ NOT_HERE = {  # what another test runs whole, and why it is not run here
     ("python", "-m", "experiments.agents."): "tests/experiments/test_own_world.py: each with a world made for it",
     ("python", "-m", "experiments.FAMILY.SLUG"): "tests/experiment/test_standard.py: tuning, registration, looks",
     ("python", "-m", "jaxrl_llm.experiment", "pilot"): "tests/experiment/test_standard.py",
+    ("python", "-m", "jaxrl_llm.experiment", "compare", "FAMILY"): "tests/experiment/test_compare.py: tuning, a record",
     (
         "python",
         "-m",
