@@ -12,6 +12,8 @@ from jaxtyping import Array, Bool
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.data.demonstrations import encode_responses
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed.compiler_options import jit_sampling
 from jaxrl_llm.models import heads
@@ -33,6 +35,7 @@ from jaxrl_llm.run.options import sampling_of
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Setup, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
@@ -45,7 +48,7 @@ __all__ = [
     "Outside", "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
     "last_members", "make_answer_reader", "make_measure", "make_online", "measure_on_host", "rollout_of_model",
     "model_of", "one_stage", "outside_of", "rollout_of", "sample_all", "stale_actor", "summary",
-    "single_turn", "unscored", "with_heads",
+    "single_turn", "unscored", "with_heads", "with_texts",
 ]  # fmt: skip
 
 
@@ -160,6 +163,15 @@ class Outside(NamedTuple):
 def outside_of(extras: dict[str, Any]) -> Bool[Array, " B"]:
     """Which responses another than the policy wrote, from the extras of a batch with ``Outside``."""
     return declared(Outside, extras).outside
+
+
+def with_texts(
+    settings: OnlineSettings, found: Bench, problems: Sequence[Problem], texts: Sequence[str]
+) -> SupervisedRows:
+    """Rows to imitate: the training problems of a bench, which ``problems`` are as text, each with a text behind it."""
+    prompts = [problem.prompt for problem in problems]
+    said = encode_responses(found.model.tokenizer, texts, prompts=prompts, chat=settings.chat)
+    return joined(found.train.tokens, found.train.valid, *map(jnp.asarray, said))
 
 
 def demonstrating_rollout(settings: OnlineSettings, found: Bench, rollout: Callable[..., Trajectories]):

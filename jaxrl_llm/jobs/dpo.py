@@ -263,7 +263,8 @@ def build(settings: Settings) -> Plan:
     source = rows.judged(settings, settings.format) if single else rows.pairs(settings, settings.format)
     hold_out = rows.held_out_of_both if single else rows.held_out
     kept, held = hold_out(source, settings.eval_rows, settings.data)
-    settings = in_epochs(settings, len(kept), min(settings.rows_per_step, len(kept)))
+    size = min(settings.rows_per_step, len(kept))
+    settings = in_epochs(settings, len(kept), size)
     tables = dict(zip(fields, rows.encoded(model, [*kept, *held], settings, *fields), strict=True))
     train = {name: jax.tree.map(lambda x: x[: len(kept)], table) for name, table in tables.items()}
     test = {name: jax.tree.map(lambda x: x[len(kept) :], table) for name, table in tables.items()}
@@ -283,7 +284,6 @@ def build(settings: Settings) -> Plan:
         return jnp.asarray(part[fields[0]].tokens.shape[0], jnp.float32)
 
     whole = None if settings.loss in WHOLE_BATCH or {"kl", "shift"} & set(wanted) else counted
-    size = min(settings.rows_per_step, len(kept))
     slot = make_loss(model.policy, loss, wanted, beta, how, f"--loss {settings.loss}")
     method = Offline(
         rows=lambda extras: train | more | {name: x for name, x in extras.items() if name != REFERENCE},

@@ -66,7 +66,8 @@ def build(settings: Settings) -> Plan:
     """One stage of minibatches of pairs; the head starts at zero, the model trains with it."""
     model = options.open_model(settings)  # whose weights nobody else has
     kept, held = rows.held_out(rows.pairs(settings, settings.format), settings.eval_rows, settings.data)
-    settings = in_epochs(settings, len(kept), min(settings.rows_per_step, len(kept)))
+    size = min(settings.rows_per_step, len(kept))
+    settings = in_epochs(settings, len(kept), size)
     both = rows.encoded(model, [*kept, *held], settings, "chosen", "rejected")
     train, test = (
         [jax.tree.map(lambda x, part=part: x[part], t) for t in both]
@@ -88,7 +89,7 @@ def build(settings: Settings) -> Plan:
     method = Offline(
         rows=lambda extras: table,
         sampler=make_epochs(None),
-        rows_per_step=min(settings.rows_per_step, len(kept)),
+        rows_per_step=size,
         loss=loss,
         tx=adamw(settings, settings.steps),
         max_grad_norm=settings.max_grad_norm or None,

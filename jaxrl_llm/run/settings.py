@@ -319,7 +319,7 @@ def parse(arguments: list[str]) -> Settings:
     named = flags.named(arguments)
     flags.check_length(named)
     if not settings.resume:
-        if any(word.partition("=")[0] == "--resume" for word in arguments):
+        if "resume" in named:
             raise UserError("--resume '' names no run folder; give the folder of the run to go on with")
         if told:
             print(told, flush=True)

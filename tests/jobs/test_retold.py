@@ -97,18 +97,23 @@ def test_distributions_are_compared_over_the_pieces_of_a_text(loss, teacher):
     assert sizes.max() > 1, f"no piece of several tokens was tried: {merged}"
 
 
+def _in_pieces(settings, model, found):
+    """Sampled rows, and the batch of the pieces of text that a teacher reads in them."""
+    drawn = _rows(settings, model)
+    fields = {name: getattr(drawn, name) for name in ("tokens", "segment_ids", "positions", "mask")}
+    extras = retold.row_extras(found.reader)({}, drawn, None)
+    return drawn, retold.of_pieces(Batch(**{name: None for name in Batch._fields})._replace(**fields, extras=extras))
+
+
 @pytest.mark.parametrize("loss", ["gold_loss", "uld_loss"])
 def test_distributions_of_whole_rows_never_exist(loss, teacher):
     """Three pieces at a time: the value and gradient of all at once, and no array of all of them, of either model."""
     settings = _settings(teacher, loss=loss)
     model = options.open_model(settings)
     (found,) = distil.open_teachers(settings, model)
-    drawn = _rows(settings, model)
-    fields = {name: getattr(drawn, name) for name in ("tokens", "segment_ids", "positions", "mask")}
-    extras = retold.row_extras(found.reader)({}, drawn, None)
-    batch = retold.of_pieces(Batch(**{name: None for name in Batch._fields})._replace(**fields, extras=extras))
+    drawn, batch = _in_pieces(settings, model, found)
     size, other = model.config.vocab_size, found.model.config.vocab_size
-    pieces, columns = extras["own_spans"].shape[1], drawn.tokens.shape[1]
+    pieces, columns = batch.extras["own_spans"].shape[1], drawn.tokens.shape[1]
     results, formed = [], []
     for chunk in (3, columns):
         terms = retold.make_terms(settings, model.policy, found.reader, size, chunk=chunk)
@@ -130,10 +135,7 @@ def test_a_loss_of_ones_own_that_is_none_is_named(teacher):
     settings = _settings(teacher, loss=f"{__name__}:difference")
     model = options.open_model(settings)
     (found,) = distil.open_teachers(settings, model)
-    drawn = _rows(settings, model)
-    fields = {name: getattr(drawn, name) for name in ("tokens", "segment_ids", "positions", "mask")}
-    extras = retold.row_extras(found.reader)({}, drawn, None)
-    batch = retold.of_pieces(Batch(**{name: None for name in Batch._fields})._replace(**fields, extras=extras))
+    _, batch = _in_pieces(settings, model, found)
     terms = retold.make_terms(settings, model.policy, found.reader, model.config.vocab_size)
     with pytest.raises(UserError, match=f"--loss {__name__}:difference: gives no TokenTerms, as a loss of tokens does"):
         jax.eval_shape(terms, model.params, batch)

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.policy_gradient.parts import agreement
 from jaxrl_llm.data import problems as tables
-from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
@@ -192,8 +191,6 @@ def misled(settings: OnlineSettings, *, wrong: float, steps: int) -> Params:
     found, rng = recipes.bench(settings), np.random.default_rng(19)
     problems = recipes.solved_problems(settings)
     shown = [misleading(p.solution) if rng.random() < wrong else p.solution for p in problems]
-    said = encode_responses(found.model.tokenizer, shown, prompts=[p.prompt for p in problems], chat=settings.chat)
-    tokens, valid = map(jnp.asarray, said)
-    rows = supervised.joined(found.train.tokens, found.train.valid, tokens, valid)
+    rows = recipes.with_texts(settings, found, problems, shown)
     model = found.model
     return supervised.imitated(model.policy, model.params, rows, steps=steps, rows_per_step=32, learning_rate=1e-3)

@@ -170,10 +170,7 @@ def warm_stage(settings: OnlineSettings, *, steps: int, learning_rate: float = 1
     found, pairs = recipes.bench(settings), []
     if settings.data != "chain":
         problems = recipes.solved_problems(settings)
-        texts, prompts = [with_answer(p.solution, p.answer) for p in problems], [p.prompt for p in problems]
-        said = encode_responses(found.model.tokenizer, texts, prompts=prompts, chat=settings.chat)
-        said = map(jnp.asarray, said)
-        rows = supervised.joined(found.train.tokens, found.train.valid, *said)
+        rows = recipes.with_texts(settings, found, problems, [with_answer(p.solution, p.answer) for p in problems])
         tx = optax.adam(settings.learning_rate)
         return Stage(supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=tx), steps)
     for problem in curricula.train_problems(settings):

@@ -19,7 +19,6 @@ from experiments.reward_models.parts import text_lines
 from experiments.reward_models.parts.steps import Steps
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
-from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
@@ -174,10 +173,7 @@ def warm_stage(
     rng, rate = np.random.default_rng(0), 1e-3 if settings.data == "chain" else settings.learning_rate
     if found.score is None:
         texts = [text_lines.repeating(p, int(rng.integers(most_repeats + 1))) for p in problems]
-        prompts = [p.prompt for p in problems]
-        said = encode_responses(found.model.tokenizer, texts, prompts=prompts, chat=settings.chat)
-        said = map(jnp.asarray, said)
-        rows = supervised.joined(found.train.tokens, found.train.valid, *said)
+        rows = recipes.with_texts(settings, found, problems, texts)
     else:
         pairs = [(p.prompt, repeating(p, int(rng.integers(most_repeats + 1)))) for p in problems]
         width = max(len(a) + len(b) for a, b in pairs) + 2
