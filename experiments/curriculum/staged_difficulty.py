@@ -47,6 +47,7 @@ class Settings(recipes.OnlineSettings):
     ladder: tuple[str, ...] = ("", "", "")  # three models from small to large; empty: the one that trains
     ladder_temperatures: tuple[float, ...] = (1.0, 1.0, 1.0)
     ladder_steps: tuple[int, ...] = ()  # of fine-tuning on solutions: three copies of the model in their place
+    sft_rate: float = 1e-5  # of that: one ladder, and so one set of levels, for arms of any learning rate
     ladder_samples: int = 8
     code: str = ""  # a second domain: programs, or rows as --data takes; empty: none
     code_format: job.Format = "plain"
@@ -62,7 +63,7 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (2, 3, 4), "steps": 80, "eval_every": 40, "prompts_per_step": 8,
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 96, "eval_samples": 8, "train_problems": 512,
-    "ladder_steps": (0, 40, 160), "warm_steps": 300,
+    "ladder_steps": (0, 40, 160), "sft_rate": 3e-4, "warm_steps": 300,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 48, "eval_problems": 8,
@@ -114,7 +115,7 @@ def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list
                 f"(--ladder-steps {' '.join(map(str, settings.ladder_steps))}); drop them, or give --ladder-steps "
                 "without a number, too"
             )
-        numbers = {"samples": settings.ladder_samples, "learning_rate": settings.learning_rate}
+        numbers = {"samples": settings.ladder_samples, "learning_rate": settings.sft_rate}
         return masks(rates_of_copies(asked, settings.ladder_steps, **numbers), every.size)
     if len(settings.ladder) != 3 or len(settings.ladder_temperatures) != 3:
         raise UserError(f"--ladder {' '.join(settings.ladder)}: name three models and three temperatures")

@@ -214,7 +214,7 @@ def test_a_ladder_of_one_model_is_refused():
 
 
 def test_the_ladder_is_of_copies_that_learned_for_longer(monkeypatch):
-    """Pass rates of the model itself and of its copies after 1 and 2 steps, small to large, once for all arms."""
+    """Pass rates of the model and of copies after 1 and 2 steps, small to large, once for arms of any rate."""
     settings = staged_difficulty.Settings(**staged_difficulty.EMBEDDED | staged_difficulty.SMOKE)
     found, taught, asked = recipes.bench(settings), [], []
 
@@ -228,11 +228,12 @@ def test_the_ladder_is_of_copies_that_learned_for_longer(monkeypatch):
 
     monkeypatch.setattr(curricula, "solutions_imitated", imitated)
     monkeypatch.setattr(curricula, "pass_rates", pass_rates)
-    rows = [staged_difficulty.level_rows(settings, found, settings) for _ in range(2)]
+    faster = dataclasses.replace(settings, learning_rate=6e-4)
+    rows = [staged_difficulty.level_rows(each, found, each) for each in (settings, settings, faster)]
     assert taught == [(1, 3e-4), (2, 3e-4)] and asked == [(0, 4, 28), (1, 4, 28), (2, 4, 28)]
     first, second, third = (x[:3].tolist() for x in rows[0][1:])
     assert (first, second) == ([False, False, True], [False, True, False]) and third[0]
-    assert all((a == b).all() for a, b in zip(*rows, strict=True))
+    assert all((a == b).all() for other in rows[1:] for a, b in zip(rows[0], other, strict=True))
     for steps in ((0, 40), (0, 40, 40)):
         with pytest.raises(UserError, match="name three that rise"):
             staged_difficulty.level_rows(dataclasses.replace(settings, ladder_steps=steps), found, settings)
