@@ -203,6 +203,8 @@ def paired_rollout(settings: Settings, found: bench.Bench, partner: str) -> Call
         second = its(both if partner == "mixture" else both[REFERENCE], tokens, valid, other, problem_ids)
         if partner == "mixture":  # of which nobody recorded who computed its tokens
             first = first._replace(extras={k: x for k, x in first.extras.items() if k != EXPERTS})
+        elif EXPERTS in second.extras:  # the reference's experts are not those by which the policy computes
+            second = second._replace(extras=second.extras | {EXPERTS: jnp.full_like(second.extras[EXPERTS], -1)})
         return jax.tree.map(partial(beside, group_size=size), first, second)
 
     return rollout

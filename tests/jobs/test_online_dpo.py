@@ -11,6 +11,7 @@ from jaxrl_llm import losses, reduce
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.jobs import dpo, online_dpo
+from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.mixture import mixture_policy
@@ -410,3 +411,21 @@ def test_halves_of_a_group_are_of_two_models(model):
         want = np.where(second.reshape(-1, *(1,) * (mine.ndim - 1)), its, mine)
         np.testing.assert_array_equal(np.asarray(getattr(rows, name)), want)
     assert np.any(np.asarray(whole[0].tokens) != np.asarray(whole[1].tokens))
+
+
+def test_experts_of_the_reference_are_not_replayed(model, monkeypatch):
+    """The policy's half says who computed its tokens, the reference's half that nobody recorded it."""
+    settings, found = method(loss="xpo_loss", max_new_tokens=4, levels=(2,), train_problems=16, eval_problems=8)
+    bench = online_dpo.recipes.bench(settings)
+    plain = online_dpo.recipes.rollout_of(settings, bench, group_size=2)
+
+    def rollout(params, tokens, *given):
+        rows = plain(params["model"], tokens, *given)
+        return rows._replace(extras={EXPERTS: jnp.full((*rows.tokens.shape, 1), params["expert"], jnp.int32)})
+
+    monkeypatch.setattr(online_dpo.recipes, "rollout_of", lambda *given, **sizes: rollout)
+    both = {name: {"model": model.params, "expert": i} for i, name in enumerate(("policy", "reference"))}
+    ids = jnp.arange(2, dtype=jnp.int32)
+    given = (bench.train.tokens[:2], bench.train.valid[:2], sample_keys(jax.random.key(2), 0, ids, 4), ids)
+    rows = online_dpo.paired_rollout(settings, bench, "reference")(both, *given)
+    assert np.unique(rows.extras[EXPERTS], axis=1)[..., 0].tolist() == [[0], [0], [-1], [-1]] * 2
