@@ -19,7 +19,7 @@ from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called, Limits
 from jaxrl_llm.verifiers import formulas
 from jaxrl_llm.verifiers.countdown import tagged
-from jaxrl_llm.verifiers.numbers import last_number, whole_number
+from jaxrl_llm.verifiers.numbers import last_number, one_line_fractions, whole_number
 from jaxrl_llm.verifiers.verdict import Verdict
 
 MAX_CHARACTERS = 20_000
@@ -31,6 +31,14 @@ _LAYOUT = (
     re.compile(r"\\(?:left|right|big|Big|displaystyle)(?![a-zA-Z])"), re.compile(r"\\[,;:! ]|~|\s|\\?\$"),
     re.compile(r"(?<=.)\\(?:text|mathrm|mbox)\{[^{}]*\}$"),
 )  # fmt: skip
+# of numbers, what math-verify takes for sums or products: groups of digits with a thin space between, 3 1/2, 1.5e6
+_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\\[,:;]|[\u2009\u202f\u00a0])[0-9]{3})+(?![0-9])")
+_MIXED = re.compile(r"(?<![\w.,/^\\])([0-9]{1,9}) ([0-9]{1,9})/([0-9]{1,9})(?!\.?[\w^/])")
+# 2e-3 is as well e twice less 3: a whole number needs an exponent without a sign, or as Python writes that of 1e-05
+_SHIFTED = re.compile(
+    r"(?<![\w.])(?:([0-9]+)[eE]([0-9]{1,3}|[-+]0[0-9])|([0-9]*\.[0-9]+)[eE]([-+]?[0-9]{1,3}))(?!\.?\w)"
+)
+_SPACED = re.compile(r"-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _USE = "the math verifier needs"
 
 
@@ -66,7 +74,37 @@ def _gold(reference: str) -> list[Any]:
     """A reference as math-verify reads it: once for all responses of a group."""
     import math_verify
 
-    return math_verify.parse(_delimited(reference), parsing_timeout=0)
+    return math_verify.parse(_delimited(_alone(reference)), parsing_timeout=0)
+
+
+def _improper(found: re.Match) -> str:
+    whole, above, below = map(int, found.groups())
+    return f"{whole * below + above}/{below}"
+
+
+def _shifted(found: re.Match) -> str:
+    return f"{found[1] or found[3]}\\times 10^{{{int(found[2] or found[4])}}}"
+
+
+def _in_digits(text: str) -> str:
+    r"""A text whose numbers are written as math-verify reads them.
+
+    >>> _in_digits(r"12\,345 or 3½, 1e-05"), _in_digits("2e-3")
+    ('12345 or 7/2, 1\\times 10^{-5}', '2e-3')
+    """
+    text = _GROUPS.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), one_line_fractions(text))
+    return _SHIFTED.sub(_shifted, _MIXED.sub(_improper, text))
+
+
+def _alone(text: str) -> str:
+    r"""An answer that is marked as one, in digits, without the mark that ends a sentence.
+
+    >>> _alone("x = 5."), _alone(r"5~\text{cm}"), _alone("1 000")
+    ('x = 5', '5 \\text{cm}', '1000')
+    """
+    text = re.sub(r"(?<!\\)\\ |~", " ", _in_digits(text))
+    text = re.sub(r"(?<![.\\\s])[.,;]\s*\Z", "", text)
+    return text.replace(" ", "") if _SPACED.fullmatch(text.strip()) else text
 
 
 def _delimited(text: str) -> str:
@@ -91,8 +129,8 @@ def _final(response: str) -> str:
     """The last box alone, where there is one: math-verify trusts an earlier "final answer" more, and mixes boxes."""
     boxes, rest = last_boxes(response)
     if not boxes or not boxes[-1].strip():
-        return response
-    formula = ", ".join(f"\\boxed{{{inside}}}" for inside in boxes)
+        return _in_digits(response)
+    formula = ", ".join(f"\\boxed{{{_alone(inside)}}}" for inside in boxes)
     return f"${formula}$%" if re.match(r"\s*\$\s*\\?%", rest) else formula
 
 
@@ -106,7 +144,7 @@ def compare(reference: str, response: str) -> list[Any]:
     try:
         given = math_verify.parse(_final(response), parsing_timeout=0)
         if not given and (inside := (tagged(response) or "").strip()):
-            given = math_verify.parse(_delimited(inside), parsing_timeout=0)
+            given = math_verify.parse(_delimited(_alone(inside)), parsing_timeout=0)
         if not given:
             return [0.0, True, "no mathematical answer found"]
         if _other_base(reference, response):

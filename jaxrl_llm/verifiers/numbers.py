@@ -5,6 +5,7 @@ The time to read a text grows with its length alone, and nothing is computed tha
 
 import collections
 import re
+import unicodedata
 from decimal import Decimal
 from fractions import Fraction
 
@@ -12,6 +13,8 @@ MAX_DIGITS = 1000  # of a number that is read
 _MAX_POWER = 4000  # digits of a power
 _THIN, _CLOSED = "\u2009", "\u2063"  # a thin space, and where a formula ends behind a digit
 _RAISED = {raised: f"^{digit}" for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+_VULGAR = {c: unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"}
+_SMALL = re.compile(rf"(?<=[0-9]) ?([{''.join(_VULGAR)}])|([{''.join(_VULGAR)}])")
 _LETTERS = str.maketrans(
     {"\u2212": "-", "\u2013": "-", "\u00a0": _THIN, "\u202f": _THIN, "~": " ", "\t": " ", "°": ""} | _RAISED
 )
@@ -36,11 +39,12 @@ _WORDS = re.compile(
 )
 _GROUPS = re.compile(r"([^0-9]*)([0-9]{1,3}(?: [0-9]{3})+)((?:\.[0-9]+)?[^0-9]*)")
 # what is left of an expression where every number is replaced by 0, and makes it no number: an operator between two, an
-# index, one of two signs, an absolute value, a pair or a set, a function
+# index, one of two signs, an absolute value, a pair or a set, a factorial, a function, digits that go on for ever
 _UNREAD = re.compile(
     r"0 ?(?:[-+*/_^×·÷]|\\times|\\cdot|\\div) ?0|\^|_ ?\{? ?0|(?:±|\\pm|\\mp) ?\{?0|\| ?0 ?(?:\\right)?\|"
     r"|[\[({] ?0 ?(?:, ?0 ?)+(?:\\right|\\)?[\])}]"
-    r"|\\(?:[cdt]?frac|sqrt|pi|binom|log|ln|sin|cos|tan|infty|p?mod|bmod)(?![a-z])"
+    r"|^[^a-zA-Z]*0 ?!|\\(?:[cdt]?frac|sqrt|pi|binom|log|ln|sin|cos|tan|infty|p?mod|bmod|lfloor|lceil|overline|bar|dot)"
+    r"(?![a-z])"
 )
 
 
@@ -52,9 +56,18 @@ def _one_line(found: re.Match) -> str:
     return f"{'' if found['before'] is None else ' '}{found[2] or found[3]}/{found[4] or found[5]} "
 
 
+def one_line_fractions(text: str) -> str:
+    """A text whose fractions of one character are written out.
+
+    >>> one_line_fractions("3½ or ¾")
+    '3 1/2 or 3/4'
+    """
+    return _SMALL.sub(lambda found: f" {_VULGAR[found[1]]}" if found[1] else _VULGAR[found[2]], text)
+
+
 def _plain(text: str) -> str:
     """A text without what LaTeX and typography put into and around numbers, and without units that are raised."""
-    text = re.sub(r"\{,\}|,\\!", ",", text.translate(_LETTERS)).replace("\\!", "")
+    text = re.sub(r"\{,\}|,\\!", ",", one_line_fractions(text).translate(_LETTERS)).replace("\\!", "")
     text = re.sub(r"\\[,:;]", _THIN, text).replace("\\ ", " ")
     text = re.sub(r"\\?\$", "", re.sub(r"(?<=[0-9])\\?\$", _CLOSED, text))
     text = re.sub(r"\^(?:\{\\circ\}|\\circ(?![a-z]))", "", _WORDS.sub(_words, text))
