@@ -29,6 +29,7 @@ _CHOICES = tuple(
         r"(?:^|(?<=\s))([A-J])(?=[.):])",
     )
 )
+_NAMED = re.compile(r"\(([A-Ja-j])\).*|([A-Ja-j])(?:[.):].*)?", re.DOTALL)  # of a reference
 MAX_CHARACTERS = 20_000
 
 
@@ -133,12 +134,19 @@ def verify_choice(answer: dict[str, Any], response: str) -> Verdict:
 
     A letter after "answer is" or "answer:" counts before "option B" at the end of a clause, that before one in
     parentheses, that before any other "option B", that before a letter alone or before a full stop; of equals the last
-    counts. Bold, code and formulas are read as plain text. A final part that is one letter may be in lower case.
+    counts. Bold, code and formulas are read as plain text. A final part that is one letter may be in lower case. The
+    reference is a letter as well, or begins with one, as in ``(B) Paris`` and ``B. Paris``; else (a number, several
+    letters) the verdict is invalid.
 
-    >>> verify_choice({"value": "B"}, "A is wrong, so the answer is (B). I am sure.").value
+    >>> verify_choice({"value": "(B)"}, "A is wrong, so the answer is (B). I am sure.").value
     1.0
+    >>> verify_choice({"value": 1}, "The answer is (B).").reason
+    "reference answer '1' names no letter from A to J"
     """
-    given, wanted = read_choice(answer, response), str(answer["value"]).strip().upper()
+    given, named = read_choice(answer, response), _NAMED.fullmatch(_bare(str(answer["value"])))
+    if named is None:
+        return Verdict(0.0, False, f"reference answer {str(answer['value'])[:40]!r} names no letter from A to J")
+    wanted = (named[1] or named[2]).upper()
     if given is None:
         return Verdict(0.0, True, "no choice given")
     return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given} is not {wanted}")

@@ -77,10 +77,14 @@ def aliases(answer: dict[str, Any]) -> list[str]:
 def answer_f1(given: str, wanted: str) -> float:
     """``bag_f1`` after SQuAD's normalisation: no articles; a mere "yes" or "no" matches only itself.
 
-    >>> answer_f1("yes indeed", "yes"), answer_f1("no", "yes"), answer_f1("The Cat!", "cat")
-    (0.0, 0.0, 1.0)
+    An answer of which the normalisation leaves nothing ("A", "+") is compared as it stands.
+
+    >>> answer_f1("yes indeed", "yes"), answer_f1("no", "yes"), answer_f1("The Cat!", "cat"), answer_f1("a", "A")
+    (0.0, 0.0, 1.0, 1.0)
     """
     one, other = words(given, articles=False), words(wanted, articles=False)
+    if not one and not other:
+        one, other = (unicodedata.normalize("NFKC", text[-MAX_CHARACTERS:]).lower().split() for text in (given, wanted))
     closed = [" ".join(x) for x in (one, other) if " ".join(x) in _CLOSED]
     return 0.0 if closed and one != other else bag_f1(one, other)
 

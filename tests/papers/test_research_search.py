@@ -43,6 +43,8 @@ def test_worked_examples():
     )
     unanswered = "<think>who?</think><search>us president</search><answer>\\boxed{obama}</answer>"
     assert overlap.verify_research(wanted, unanswered).value == 0.0
+    assert overlap.answer_f1("a", "A") == 1.0 and overlap.answer_f1("+", "+") == 1.0  # articles and marks alone
+    assert overlap.answer_f1("the", "A") == 0.0 and overlap.answer_f1("+", "-") == overlap.answer_f1("", "") == 0.0
     assert overlap.answer_f1("yes", "no") == 0.0 and overlap.answer_f1("yes indeed", "yes") == 0.0
     assert overlap.verify_f1({"value": []}, "obama").value == 0.0
     score, formed = jnp.array([0.6667, 0.0, 1.0]), jnp.array([True, True, False])

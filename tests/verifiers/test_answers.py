@@ -137,6 +137,14 @@ NUMBERS = {  # what each response says; None: no number that can be read
     r"\boxed{(-\infty, 3]}": None,
     r"\boxed{3 \pmod{10}}": None,
     r"\boxed{17 \bmod 10}": None,
+    r"\boxed{10!}": None,
+    "<answer>It is 10!</answer>": "10",
+    r"\boxed{0.\overline{3}}": None,
+    r"\boxed{\lfloor 3.7 \rfloor}": None,
+    r"\boxed{3½}": "7/2",
+    "<answer>3 ½</answer>": "7/2",
+    r"\boxed{-½}": "-1/2",
+    "It takes ¾ of an hour": "3/4",
     r"\boxed{(5)}": "5",
     r"\boxed{{5}}": "5",
     "<answer>about 4 or 5</answer>": "5",
@@ -283,6 +291,18 @@ def test_choice(response, letter):
         assert verdict.value == float(letter == "B")
 
 
+@pytest.mark.parametrize("value", ["B", "b", "(B)", "B.", "B) Paris", "(B) Paris", r"\text{(B)}", "**B**"])
+def test_a_choice_is_read_of_the_reference_as_of_a_response(value):
+    assert answers.verify_choice({"value": value}, "The answer is (B).") == (1.0, True, "right")
+    assert answers.verify_choice({"value": value}, "The answer is (A).") == (0.0, True, "A is not B")
+
+
+@pytest.mark.parametrize("value", [1, "Paris", "AB", "A, B", ""])
+def test_a_reference_without_a_letter_is_invalid(value):
+    found = answers.verify_choice({"value": value}, "The answer is (B).")
+    assert found == (0.0, False, f"reference answer {str(value)!r} names no letter from A to J")
+
+
 LONG = [  # what a careless pattern reads again and again
     "1" + " " * 19_990 + "/", "1," * 9_000 + "1", "1 " * 9_999, ",123" * 5_000, "\\frac{" * 3_000, "\\frac{1}{" * 2_000,
     "\\text{" * 3_000, "{" * 20_000, "\\" * 20_000, "\\boxed{" * 1_200 + "}" * 1_200, "1^{" * 6_000, "1/" * 9_999,
@@ -296,9 +316,9 @@ LONG = [  # what a careless pattern reads again and again
 def test_any_text_gives_a_verdict_and_none_takes_long(verify):
     draw = random.Random(0)
     pieces = list("0123456789+-*/()=,<>. #ABC{}\\\n") + ["<answer>", "</answer>", r"\boxed{", "answer is ", "1,234"]
-    start = time.monotonic()
+    start, answer = time.monotonic(), {"value": "B" if verify is answers.verify_choice else "10"}
     for _ in range(1000):
-        verdict = verify({"value": "10"}, "".join(draw.choices(pieces, k=draw.randrange(40))))
+        verdict = verify(answer, "".join(draw.choices(pieces, k=draw.randrange(40))))
         assert verdict.valid and verdict.value in (0.0, 1.0)
     for text in (
         "<answer>" * 100_000,
@@ -309,7 +329,7 @@ def test_any_text_gives_a_verdict_and_none_takes_long(verify):
         "\ud800",
         *LONG,
     ):
-        assert verify({"value": "10"}, text).valid
+        assert verify(answer, text).valid
     assert time.monotonic() - start < 20
 
 
