@@ -129,11 +129,27 @@ def _arrow():
     return extra_module("pyarrow", use, "data")
 
 
+def _in_microseconds(batch: Any) -> Any:
+    """A batch of Arrow's without nanoseconds, which the times of Python do not have."""
+    arrow = _arrow()
+    for k, field in enumerate(batch.schema):
+        kind = field.type
+        if getattr(kind, "unit", "") != "ns":
+            continue
+        if arrow.types.is_timestamp(kind):
+            coarse = arrow.timestamp("us", kind.tz)
+        else:
+            coarse = arrow.duration("us") if arrow.types.is_duration(kind) else arrow.time64("us")
+        batch = batch.set_column(k, field.name, batch.column(k).cast(coarse, safe=False))
+    return batch
+
+
 def _of_batch(batch: Any, source: pathlib.Path, behind: int) -> Iterator[Row | Malformed]:
     """The rows of a batch of Arrow's, whose texts are any bytes: one that is no text costs its own row alone."""
+    batch = _in_microseconds(batch)
     try:
         whole = batch.to_pylist()
-    except UnicodeDecodeError:  # a row at a time is slower by far, and says which
+    except (ValueError, OverflowError, LookupError):  # a row at a time is slower by far, and says which
         whole = None
     for k in range(batch.num_rows):
         where = f"{source}: row {behind + k + 1}"
@@ -141,6 +157,8 @@ def _of_batch(batch: Any, source: pathlib.Path, behind: int) -> Iterator[Row | M
             yield Row(where, whole[k] if whole is not None else batch.slice(k, 1).to_pylist()[0])
         except UnicodeDecodeError as error:
             yield Malformed(where, f"not UTF-8 ({error.reason}); save its texts as UTF-8 or drop the row")
+        except (ValueError, OverflowError, LookupError) as error:  # a date beyond Python's, a zone that nobody knows
+            yield Malformed(where, f"a value that Python does not have ({error}); save its column as text or drop it")
 
 
 def parquet(path: pathlib.Path) -> Iterator[Row | Malformed]:

@@ -1,3 +1,4 @@
+import datetime
 import json
 import pathlib
 
@@ -144,6 +145,32 @@ def test_a_file_that_is_not_ones_own(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(pathlib.Path, refused, no)
     with pytest.raises(DataError, match=r"rows.jsonl cannot be read \(Permission denied\); give a file that you may"):
         sources.read(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        (pyarrow.timestamp("ns"), datetime.datetime(1970, 1, 1, microsecond=1)),
+        (pyarrow.timestamp("ns", "UTC"), datetime.datetime(1970, 1, 1, microsecond=1, tzinfo=datetime.UTC)),
+        (pyarrow.duration("ns"), datetime.timedelta(microseconds=1)),
+        (pyarrow.time64("ns"), datetime.time(microsecond=1)),
+    ],
+    ids=str,
+)
+def test_times_in_nanoseconds(tmp_path, kind, read):
+    table = pyarrow.table({"prompt": ["a"], "seen": pyarrow.array([1999], kind)})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    assert _columns(str(tmp_path / "rows.parquet")) == [{"prompt": "a", "seen": read}]
+
+
+def test_a_date_beyond_those_of_python_is_a_row_that_cannot_be_read(tmp_path):
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"prompt": ["a", "b"], "seen": pyarrow.array([1, 2**62], pyarrow.timestamp("us"))})
+    pyarrow.parquet.write_table(table, path)
+    rows, bad = sources.read(str(path), bad_rows=1)
+    assert [row.columns["prompt"] for row in rows] == ["a"] and bad[0].where == f"{path}: row 2"
+    with pytest.raises(DataError, match="row 2: a value that Python does not have .*; save its column as text or drop"):
+        sources.read(str(path))
 
 
 def test_a_parquet_file_that_is_damaged_within(tmp_path):
