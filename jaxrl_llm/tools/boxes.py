@@ -24,7 +24,8 @@ from jaxrl_llm.verifiers import sql
 SHOWN = 3  # documents of a search
 ROWS = 50  # of a query
 MOST = 4000  # characters of an answer
-_DIGITS = 300  # of a number: a float holds it
+_DIGITS, _BITS = 300, 1000  # of a number: a float holds it
+_CALCULATED = re.compile(r"[0-9a-fA-FxXoO_.+\-*/%()\s]*")  # of words Python would warn on the way, on the run's stderr
 _OPERATIONS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg,
@@ -153,34 +154,46 @@ def calculate(expression: str) -> str:
     expression = expression.strip()
     if len(expression) > MOST:
         raise ValueError(f"an expression of {len(expression)} characters; give at most {MOST}")
+    if not _CALCULATED.fullmatch(expression):
+        raise ValueError("only numbers and + - * / // % ** can be calculated")
     try:
         tree = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ValueError(f"{schema.shortened(expression)} is no expression") from error
-    value = _value(tree, 64)
+    value = _value(tree, 64, partial(ast.get_source_segment, expression))
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
 
 
-def _value(node: Any, deep: int) -> Fraction:
+def _value(node: Any, deep: int, written: Callable[[Any], str]) -> Fraction:
     if deep == 0:
         raise ValueError("the expression is too deep")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _moderate(Fraction(str(node.value)))
+        return _moderate(Fraction(node.value) if type(node.value) is int else _decimal(written(node)))
     operation = _OPERATIONS.get(type(getattr(node, "op", None)))
     if operation is None or not isinstance(node, ast.BinOp | ast.UnaryOp):
         raise ValueError("only numbers and + - * / // % ** can be calculated")
     if isinstance(node, ast.UnaryOp):
-        return operation(_value(node.operand, deep - 1))
-    left, right = _value(node.left, deep - 1), _value(node.right, deep - 1)
+        return operation(_value(node.operand, deep - 1, written))
+    left, right = (_value(side, deep - 1, written) for side in (node.left, node.right))
     if operation is operator.pow:
-        size = len(str(left.numerator)) + len(str(left.denominator))
-        if right.denominator != 1 or abs(right) * size > _DIGITS:
-            raise ValueError("a power needs a whole exponent, and a result of moderate size")
+        if right.denominator != 1:
+            raise ValueError("a power needs a whole exponent")
+        larger = max(abs(left.numerator), left.denominator)  # at least 2 ** (its bits - 1)
+        if (larger.bit_length() - 1) * abs(right) > _BITS:
+            raise ValueError(f"a number has more than {_DIGITS} digits")
         right = int(right)
     try:
         return _moderate(Fraction(operation(left, right)))
     except ZeroDivisionError as error:
         raise ValueError("division by zero") from error
+
+
+def _decimal(text: str) -> Fraction:
+    """The number that is written, which a float would round."""
+    mantissa, _, exponent = text.replace("_", "").lower().partition("e")
+    if exponent and abs(int(exponent)) > _DIGITS:
+        raise ValueError(f"a number has more than {_DIGITS} digits")
+    return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
 
 
 def _moderate(value: Fraction) -> Fraction:

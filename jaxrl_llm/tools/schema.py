@@ -101,8 +101,9 @@ def problem(value: Any, schema: Any, *, at: str = "arguments") -> str:
     """What is wrong with a JSON value by a schema, in one line with the place; empty where nothing is.
 
     Checked are types, properties, items, enumerations, bounds of numbers, lengths, combinations and references within
-    the schema. Whatever else it says (``pattern``, ``format``, ...) is not: a pattern may need unbounded time. Nor is a
-    keyword of another type than it has (``"maximum": "10"``): it says nothing of any value.
+    the schema. Whatever else it says (``pattern``, ``format``, ...) is not: a pattern may need unbounded time. So where
+    ``patternProperties`` allow further names, any are allowed. Nor is a keyword of another type than it has
+    (``"maximum": "10"``): it says nothing of any value.
 
     >>> schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     >>> problem({"n": "3"}, schema)
@@ -198,6 +199,7 @@ def _parts(value: Any, schema: Mapping[str, Any], at: str, within: Callable[...,
         if missing:
             return f"{at}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
         known, rest = _told(schema, "properties", dict) or {}, schema.get("additionalProperties", True)
+        rest = True if _told(schema, "patternProperties", dict) else rest
         for key, part in value.items():
             place = f"{at}.{shortened(key, 40)}"
             if key not in known and rest is False:
@@ -205,9 +207,10 @@ def _parts(value: Any, schema: Mapping[str, Any], at: str, within: Callable[...,
             found = within(part, known.get(key, rest), place)
             if found:
                 return found
-    if isinstance(value, list) and "items" in schema:
-        for k, part in enumerate(value):
-            found = within(part, schema["items"], f"{at}[{k}]")
+    if isinstance(value, list):
+        first = _told(schema, "prefixItems", list) or []
+        for k, part in enumerate(value if "items" in schema else value[: len(first)]):
+            found = within(part, first[k] if k < len(first) else schema["items"], f"{at}[{k}]")
             if found:
                 return found
     return ""

@@ -202,6 +202,36 @@ def test_the_calculator():
     assert box.run("calculate", {"expression": "10 ** 30"}).text == "1" + "0" * 30
 
 
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("2 ** 200", str(2**200)),
+        ("10 ** 299", "1" + "0" * 299),
+        ("2 ** -3 * 8", "1"),
+        ("(-1) ** 999999999999", "-1"),
+        ("0 ** 100000", "0"),
+        ("123456789012345678.5 * 2", "246913578024691357"),
+        ("0.1234567890123456789e19", "1234567890123456789"),
+        ("1_000.5e-1 + .5 + 5.", "105.55"),
+        ("0x10", "16"),
+    ],
+)
+def test_the_calculator_is_exact(expression, found):
+    assert boxes.calculate(expression) == found
+
+
+@pytest.mark.parametrize("expression", ["10 ** 300", "3 ** 5000", "1e400", "1e-999999999", "1e999999999", "9" * 301])
+def test_the_calculator_says_which_numbers_are_too_large(expression):
+    with pytest.raises(ValueError, match="a number has more than 300 digits"):
+        boxes.calculate(expression)
+
+
+def test_what_is_no_arithmetic_warns_nobody(recwarn):
+    with pytest.raises(ValueError, match="only numbers and"):
+        boxes.calculate("1if 1else 2")
+    assert not recwarn.list
+
+
 def test_prompts_show_the_tools():
     box = boxes.search_box(TEXTS, by_words)
     problem = Problem("own", "Where?", "", {}, 0, "Where?")

@@ -66,12 +66,33 @@ def test_problems_name_the_place(value, found):
         {"type": None}, {"type": 3}, {"type": [None, {}]}, {"enum": None}, {"enum": "5"}, {"maximum": "10"},
         {"exclusiveMinimum": None}, {"maxLength": "0"}, {"minItems": None}, {"required": True}, {"required": [1]},
         {"properties": None}, {"properties": ["b"]}, {"additionalProperties": None}, {"items": None}, {"allOf": None},
-        {"anyOf": None}, {"oneOf": 1}, {"$ref": None},
+        {"anyOf": None}, {"oneOf": 1}, {"$ref": None}, {"prefixItems": {}}, {"patternProperties": []},
     ],
 )  # fmt: skip
 def test_keywords_of_another_type_say_nothing(told):
     for value in (5, "x", [1], {"b": 1}, None):
         assert schema.problem({"a": value}, {"type": "object", "properties": {"a": told}}) == ""
+
+
+PAIR = {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "told", "found"),
+    [
+        ([1, "a"], PAIR | {"items": False}, ""),
+        ([1], PAIR | {"items": False}, ""),
+        (["a", 1], PAIR, "arguments[0]: 'a' is no integer"),
+        ([1, "a", 2.5], PAIR, ""),
+        ([1, "a"] + [2.5] * schema.CHECKS, PAIR, ""),
+        ([1, "a", 2.5], PAIR | {"items": False}, "arguments[2]: nothing is allowed here"),
+        ([1, "a", 2.5], PAIR | {"items": {"type": "integer"}}, "arguments[2]: 2.5 is no integer"),
+        ({"x_1": 3}, {"patternProperties": {"^x_": {"type": "integer"}}, "additionalProperties": False}, ""),
+        ({"y": 3}, {"patternProperties": {}, "additionalProperties": False}, "arguments.y: unknown; there are none"),
+    ],
+)
+def test_items_by_place_and_names_by_pattern(value, told, found):
+    assert schema.problem(value, told) == found
 
 
 def test_further_problems():
