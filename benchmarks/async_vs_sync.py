@@ -121,7 +121,7 @@ def compare(arguments: argparse.Namespace) -> None:
     record = {
         "command": f"python benchmarks/async_vs_sync.py {options}",
         **provenance.made(ROOT),
-        "what": "updates per hour and held-out accuracy, streaming.run against host.run",
+        "what": "updates per hour and held-out accuracy, asynchronous.threads.run against train.host.run",
         "scorers": scorers,
         "machine": {"cores": arguments.cores, "processor": platform.processor() or platform.machine()},
         "versions": {"python": platform.python_version(), "jax": jax.__version__},

@@ -41,11 +41,15 @@ def _scaling(raw: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
     if kind == "linear":
         return RopeScaling(kind, _positive(rope, "factor"))
     if kind == "llama3":
+        low, high = (_positive(rope, name) for name in ("low_freq_factor", "high_freq_factor"))
+        if low >= high:
+            raise ValueError(f"rope_scaling of type llama3 has low_freq_factor={low:g}, which must be below "
+                             f"high_freq_factor={high:g}")  # fmt: skip
         return RopeScaling(
             kind,
             _positive(rope, "factor"),
-            _positive(rope, "low_freq_factor"),
-            _positive(rope, "high_freq_factor"),
+            low,
+            high,
             _integer(rope, "original_max_position_embeddings", _integer(raw, "max_position_embeddings")),
         )
     raise ValueError(f"rope_scaling type {kind!r} is not supported; supported: default, linear, llama3")
@@ -59,6 +63,11 @@ def _rotary(family: Family, raw: dict[str, Any], head_dim: int) -> dict[str, Any
     share = 1.0 if share is None else _number({"partial_rotary_factor": share}, "partial_rotary_factor")
     if share != 1.0 and "partial_rotary_factor" not in family.fixed:
         raise ValueError(f"config key partial_rotary_factor={share!r} is not supported")
+    if not 0.0 < share <= 1.0 or 0 < head_dim * share < 1:
+        raise ValueError(
+            f"config key partial_rotary_factor={share:g} is no share of the {head_dim} numbers of a head that are "
+            "rotated; it lies above 0 and at most at 1"
+        )
     fields = {
         "rope_theta": _positive(rope if "rope_theta" in rope else raw, "rope_theta"),
         "rope_scaling": _scaling(raw, rope),
@@ -84,8 +93,8 @@ def _windows(family: Family, raw: dict[str, Any], layers: int) -> tuple[int, ...
     return tuple(NO_WINDOW if kind == "full_attention" else width for kind in types)
 
 
-def _experts(raw: dict[str, Any]) -> Experts | None:
-    if raw.get("num_experts") is None:  # no default: a family without experts
+def _experts(family: Family, raw: dict[str, Any]) -> Experts | None:
+    if "num_experts" not in family.defaults:  # a dense family, whose 0 says nothing
         return None
     return Experts(
         number=_integer(raw, "num_experts"),
@@ -136,7 +145,7 @@ def _ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
 
 
 def _cap(raw: dict[str, Any], key: str) -> float | None:
-    return None if raw.get(key) is None else _number(raw, key)
+    return None if raw.get(key) is None else _positive(raw, key)
 
 
 def _id(raw: dict[str, Any], key: str) -> int | None:
@@ -178,7 +187,9 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
             if key in defaults and raw[key] is None}  # fmt: skip
     heads, width, layers = (_integer(raw, k) for k in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     head_dim = _integer(raw, "head_dim", family.head_dim or width // max(heads, 1))
-    bias = _flag(raw, "attention_bias")
+    bias, scalar = _flag(raw, "attention_bias"), _number(raw, "query_pre_attn_scalar", 0.0)
+    if scalar < 0.0:
+        raise ValueError(f"config key query_pre_attn_scalar={scalar:g} has no root; it must not be negative")
     fields: dict[str, Any] = {
         "vocab_size": _integer(raw, "unpadded_vocab_size", _integer(raw, "vocab_size")),
         "padded_vocab_size": _integer(raw, "vocab_size"),
@@ -198,10 +209,10 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
         "pad_token_id": _id(raw, "pad_token_id"),
         "initializer_range": _number(raw, "initializer_range", 0.02),
         "windows": _windows(family, raw, layers),
-        "query_scalar": _number(raw, "query_pre_attn_scalar", 0.0),
+        "query_scalar": scalar,
         "attention_softcap": _cap(raw, "attn_logit_softcapping"),
         "final_softcap": _cap(raw, "final_logit_softcapping"),
-        "experts": _experts(raw),
+        "experts": _experts(family, raw),
     }
     if not family.shape.get("learned_positions"):
         fields |= _rotary(family, raw, head_dim)

@@ -16,7 +16,6 @@ from jaxrl_llm.planning.work import (
     judge_phases,
     judged_columns,
     saved_bytes,
-    shared,
     trained,
 )  # fmt: skip
 
@@ -125,9 +124,9 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     read = prompts * work.prompt / rollout.rows
     exchanged = _tensor(config, rollout, chip, read, 2) + _experts(config, rollout, chip, read, 2)
     whole = held(config, Sizes(tensor=rollout.tensor, expert=rollout.expert)) * 2
-    moved = 0.0 if shared(train, rollout, work) else _gather(whole, chips, chip)
-    if work.adapter:  # weights that lie over fsdp come together for every token
-        step += _gather(whole, rollout.fsdp, chip, config.num_layers * _MATRICES)
+    moved = 0.0 if train == rollout else _gather(whole, chips, chip)  # there they are cast where they lie
+    # weights that lie over fsdp come together for every token
+    step += _gather(whole, rollout.fsdp, chip, config.num_layers * _MATRICES)
     return {
         "reshard": moved,
         "prefill": prefill / chip.flops + exchanged,

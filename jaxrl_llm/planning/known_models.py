@@ -81,9 +81,9 @@ def shape_of(model: str, flag: str = "--model") -> ModelConfig:
       UserError: for an unknown name or an unreadable file.
     """
     known, path = {name.lower(): raw for name, raw in KNOWN.items()}, pathlib.Path(model)
-    name = model if path.exists() else model.rpartition("/")[2]
-    if name.lower() in known:
-        return from_hf(known[name.lower()])
+    name = model.rpartition("/")[2].lower()
+    if name in known and not path.exists():  # a folder of that name may hold another shape
+        return from_hf(known[name])
     try:
         if path.is_dir():
             return read_config(base_of(path))

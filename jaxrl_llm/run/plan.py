@@ -20,6 +20,8 @@ from jaxrl_llm.run.options import BaseName, LayoutName, base_of, check_rank, pla
 from jaxrl_llm.run.parts import CacheNumbers
 
 GIB = 2**30
+# what a reference is for: without a term that asks for it a run keeps none. The weight is the user's to choose
+REFERENCE = "--kl k3_gradient_terms --kl-weight 0.01"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +60,12 @@ def sizes_of(spec: str, topology: Topology, flag: str) -> Sizes | None:
     if not spec:
         return None
     try:
-        sizes = Sizes(**{name.strip(): int(size) for name, size in (part.split("=") for part in spec.split(","))})
+        given = [(name.strip(), int(size)) for name, size in (part.split("=") for part in spec.split(","))]
+        sizes = Sizes(**dict(given))
     except (TypeError, ValueError) as error:
         raise UserError(f"{flag} {spec}: give data=N,fsdp=N,expert=N,context=N,tensor=N, any of them") from error
+    if len(dict(given)) < len(given):
+        raise UserError(f"{flag} {spec}: an axis is given twice; give each of them once")
     if min(sizes) < 1 or sizes.chips != topology.chips:
         raise UserError(f"{flag} {spec} has no {topology.chips} devices, as {topology.name} has")
     return sizes
@@ -204,6 +209,7 @@ def job_flags(plan: Plan, rewards: tuple[str, ...] = ()) -> str:
     words += [f"--rollout-cache {work.cached}"] * (work.cached != "")
     words += [f"--lora {work.adapter}"] * (work.adapter > 0) + [f"--lora-base {work.base}"] * (work.base != "")
     words += [f"--reward {' '.join(rewards)}"] * bool(rewards)
+    words += [REFERENCE] * (work.scores > 0)
     return " ".join([*words, f"--layout {layouts[work.planner]}", *["--remat"] * work.remat])
 
 

@@ -123,6 +123,19 @@ def test_malformed_values_are_named(change, message):
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types=.* for each layer"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0.0 must be above 0"),
+        ("gemma3_text", {"final_logit_softcapping": -30.0}, "final_logit_softcapping=-30.0 must be above 0"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1 has no root"),
+        ("phi3", {"partial_rotary_factor": 0}, "partial_rotary_factor=0 is no share of the 4 numbers of a head"),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5 is no share of the 4 numbers"),
+        ("phi3", {"partial_rotary_factor": -0.5}, "partial_rotary_factor=-0.5 is no share of the 4 numbers"),
+        ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor=0.1 is no share of the 4 numbers"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4.0}},
+            "low_freq_factor=4, which must be below high_freq_factor=4",
+        ),
+        ("qwen3_moe", {"num_experts": None}, "num_experts=None is not a whole number"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"activation_function": "relu"}, "activation_function='relu'"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved=True is not known here"),
@@ -142,6 +155,7 @@ def test_keys_that_change_nothing_are_let_pass():
     # Qwen3-Coder-30B-A3B-Instruct names what its family is
     moe, own = RAW | {"model_type": "qwen3_moe"}, {"use_qk_norm": True, "qkv_bias": False}
     assert from_hf(moe | own | {"shared_expert_intermediate_size": 0}) == from_hf(moe)
+    assert from_hf(RAW | {"num_experts": 0}) == from_hf(RAW)  # a dense family that has none
 
 
 def test_windows_of_the_layers():

@@ -26,7 +26,7 @@ from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held, held_adapt
 from jaxrl_llm.planning.work import Work, columns, kept_bytes, rows_of, sampled_bytes
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as cli
-from jaxrl_llm.run.settings import Settings
+from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.prefixes import prefix_trees
 from jaxrl_llm.train.packing import packed_rows
@@ -73,9 +73,14 @@ def test_rotary_factors_of_llama_3():
     assert factors == {"Llama-3.1-8B": 8.0, "Llama-3.2-1B": 32.0, "Llama-3.2-3B": 32.0}
 
 
-def test_shapes_of_files(tmp_path):
+def test_shapes_of_files(tmp_path, monkeypatch):
     config = small_config("llama")
     (tmp_path / "config.json").write_text(json.dumps(to_hf(config)))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "Qwen3-8B").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "here")
+    assert shapes.shape_of("Qwen3-8B") == config, "a folder of one's own comes first"
+    assert shapes.shape_of("Qwen/Qwen3-8B").num_parameters == PARAMETERS["Qwen3-8B"]
     assert shapes.shape_of(str(tmp_path)) == shapes.shape_of(str(tmp_path / "config.json")) == config
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="model_type=None is not supported"):
@@ -573,6 +578,7 @@ def test_command_where_nothing_fits(capsys):
         (["--model", "Qwen3-8B", "--rollout-mesh", "context=8"], "--rollout-mesh context=8: context is of training"),
         (["--model", "Qwen3-8B", "--mesh", "fsdp=3"], "--mesh fsdp=3 has no 8 devices"),
         (["--model", "Qwen3-8B", "--mesh", "rows=8"], "--mesh rows=8: give data=N"),
+        (["--model", "Qwen3-8B", "--mesh", "data=2,data=8"], "--mesh data=2,data=8: an axis is given twice"),
         (
             ["--model", "Qwen3-8B", "--prompts", "3", "--group", "1", "--mesh", "fsdp=8"],
             "divide over no mesh of 8 chips",
@@ -635,6 +641,11 @@ def test_the_flags_of_a_plan_are_flags_of_the_main_job():
     assert (words.rollout_weights, words.rollout_cache) == ("int8", "float8_e4m3fn")
     assert (found.mesh, found.rollout_mesh, found.compute) == (plan.train.spec, plan.rollout.spec, "bfloat16")
     assert found.layout == "padded"
+    assert found.kl == ""
+    held = plan._replace(work=dataclasses.replace(plan.work, scores=1))  # without a term a run keeps no reference
+    asked = flags.read(Settings, cli.job_flags(held).split(), prog="jaxrl")
+    assert (asked.kl, asked.kl_weight) == ("k3_gradient_terms", 0.01)
+    check(asked)
     laid = plan._replace(work=dataclasses.replace(plan.work, planner=prefix_trees))
     assert flags.read(Settings, cli.job_flags(laid).split(), prog="jaxrl").layout == "tree"
 
@@ -694,6 +705,20 @@ def test_published_plans_are_those_of_the_code(model, spec):
     rows = runpy.run_path(str(docs / "make_plans.py"))["row_of"]
     line = "| " + " | ".join(rows(model, spec)) + " |"
     assert line in (docs / "plans.md").read_text(), f"{line}\nrun: python docs/make_plans.py"
+
+
+def test_rollouts_where_weights_lie_over_fsdp_collect_them_at_every_token():
+    """Each chip reads its eighth, and the other seven come over both directions of a ring, 3,072 times."""
+    config, chip, sizes = shapes.shape_of("Qwen3-8B"), chips.CHIPS["v5p"], Sizes(fsdp=8)
+    whole = 2 * config.num_parameters * 7 / 8 / (2 * chip.link)
+    for rank in (0, 8):
+        work = Work(1024, 3072, 128, 128, group=8, adapter=rank)
+        cut, copied = (cost.step_seconds(config, chip, sizes, x, work)["decode"] for x in (sizes, Sizes(data=8)))
+        read = 3072 * 2 * (held(config, Sizes()) - held(config, sizes)) / chip.bandwidth
+        close.assert_relative(cut, copied - read + 3072 * whole)
+    # in the layout of training they are cast where they lie
+    assert cost.step_seconds(config, chip, sizes, sizes, Work(1024, 3072, 128, 128, group=8))["reshard"] == 0.0
+    assert cost.step_seconds(config, chip, sizes, Sizes(data=8), Work(1024, 3072, 128, 128, group=8))["reshard"] > 0.0
 
 
 def test_gradients_are_summed_over_data():
