@@ -200,7 +200,14 @@ def run_ours(
 
     from jaxrl_llm.models.decoder import make_policy
     from jaxrl_llm.models.io import weights
-    from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_layout, make_rows, make_sums
+    from jaxrl_llm.models.kernels.attention_kernels import (
+        make_attend,
+        make_cached,
+        make_layout,
+        make_rows,
+        make_sums,
+        make_token_rows,
+    )
     from jaxrl_llm.planning import utilisation
 
     dtype = jnp.dtype(sizes.dtype)
@@ -208,7 +215,8 @@ def run_ours(
 
     def make(config: Any, remat: Any = True, **_: Any) -> Any:
         fast = {"attend_fn": make_attend("auto"), "layout": make_layout(), "cached_fn": make_cached("auto"),
-                "rows_fn": make_rows("auto"), "sums_fn": make_sums("auto")}  # fmt: skip
+                "rows_fn": make_rows("auto"), "sums_fn": make_sums("auto"),
+                "token_rows": make_token_rows("auto")}  # fmt: skip
         return make_policy(config, compute_dtype=dtype, remat=remat, **fast)
 
     policy, params, config = weights.pretrained(folder, make=make)

@@ -1,7 +1,7 @@
 """Parts of a decoder that say themselves which device computes what: experts and long attention."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,11 @@ from jaxrl_llm.distributed.scattered_sums import make_product
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.cache import Devices
+from jaxrl_llm.models.kernels import token_rows as rows_kernels
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import cut_out
 from jaxrl_llm.models.kernels.grouped import GroupedFn, grouped
+from jaxrl_llm.models.kernels.token_rows import HEADS, ROWS, SAME, SUMS, WAVES, TokenRows
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 from jaxrl_llm.models.layers import plain_product
 from jaxrl_llm.models.mlp import dense_experts, grouped_experts
@@ -41,6 +43,7 @@ def on_mesh(
     rows_fn: Callable[..., Array] | None = None,
     sums_fn: SumsFn | None = None,
     parts: Parts | None = None,
+    token_rows: TokenRows | None = None,
 ) -> dict[str, Any]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
@@ -52,8 +55,10 @@ def on_mesh(
       cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
       parts: ``models.kernels.attention_kernels.make_parts``: along ``context`` attention is then a ring.
       sums_fn: ``models.kernels.attention_kernels.make_sums``; None: none.
+      token_rows: ``models.kernels.attention_kernels.make_token_rows``; None: none.
     """
     return {
+        "token_rows": None if token_rows is None else make_token_rows(mesh),
         "product_fn": make_product(mesh) if mesh.devices.flat[0].platform == "tpu" else plain_product,
         "sums_fn": None if sums_fn is None else make_sums(mesh, sums_fn),
         "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
@@ -280,3 +285,25 @@ def make_sums(mesh: Mesh, inner: SumsFn) -> SumsFn:
         return run(hidden, table, targets)
 
     return sums
+
+
+def make_token_rows(mesh: Mesh) -> TokenRows:
+    """The ``token_rows`` of ``models.decoder.make_policy``: each device the tokens, and of heads those, that it has."""
+
+    def split(kernel: Callable[..., Any], given: Sequence[str], found: Sequence[str]) -> Callable[..., Any]:
+        def run(*arrays: Array) -> Any:
+            width = dict(zip(given, arrays, strict=True)).get(WAVES, arrays[0]).shape[2]
+            apart = HEADS in given and arrays[0].shape[2] // width % mesh.shape["tensor"] == 0
+            heads = ("tensor",) if apart else ()
+            lies = {
+                ROWS: P(BATCH, "context", None), HEADS: P(BATCH, "context", heads or None), SAME: P(),
+                WAVES: P(BATCH, "context", None), SUMS: P((*BATCH, "context", *heads), None),
+            }  # fmt: skip
+            inside, outside = (tuple(lies[name] for name in names) for names in (given, found))
+            # a kernel does not say along which axes its results differ
+            return jax.shard_map(kernel, mesh=mesh, in_specs=inside, out_specs=outside, check_vma=False)(*arrays)
+
+        return run
+
+    made = rows_kernels.make_token_rows(interpret=mesh.devices.flat[0].platform != "tpu", split=split)
+    return made._replace(fits=lambda b, s: b % batch_parts(mesh) == 0 and s % mesh.shape["context"] == 0)

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.kernels.token_rows import LANES, TokenRows, Waves
 from jaxrl_llm.models.layers import Layer, ProductFn, norm, plain_product, projections
 from jaxrl_llm.models.spec import NO_WINDOW, ModelConfig
 
 AttendFn = Callable[..., Array]  # with the arguments of ``attend``
 RotateFn = Callable[..., Array]  # with those of ``rotate``
+HeadsFn = Callable[[Array, Array | None], Array]  # heads side by side [B, S, H * K], the scale of their norm or None
 
 _MASKED = -1e30  # finite: a row without any visible key (padding) stays free of NaN
 
@@ -143,6 +145,20 @@ def before_layers(config: ModelConfig, rotate_fn: RotateFn, positions: Int[Array
         return rotate_fn
     cos, sin = _waves(positions, rope_frequencies(config))
     return lambda x, *_: _rotated(x, cos, sin)
+
+
+def heads_before_layers(
+    config: ModelConfig, token_rows: TokenRows | None, positions: Int[Array, "B S"]
+) -> HeadsFn | None:
+    """What norms and rotates heads in all layers by a kernel; None without one, or for heads that it does not take."""
+    whole = config.rotary_dim == config.head_dim and config.head_dim % LANES == 0
+    alike = not config.learned_positions and config.local_rope_theta is None
+    if token_rows is None or not whole or not alike or (config.qk_norm and config.norm != "rms"):
+        return None
+    cos, sin = (wave[:, :, 0] for wave in _waves(positions, rope_frequencies(config)))
+    first = jnp.arange(config.head_dim, dtype=jnp.int32) < config.head_dim // 2
+    waves = Waves(cos, jnp.where(first[None, None], -sin, sin))
+    return lambda x, scale: token_rows.heads(x, scale, waves, config.rms_norm_eps)
 
 
 class Seen(NamedTuple):
@@ -414,12 +430,22 @@ def queries_keys_values(
     positions: Array,
     rotate_fn: RotateFn = rotate,
     product_fn: ProductFn = plain_product,
+    heads_fn: HeadsFn | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``."""
+    """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``.
+
+    Args:
+      heads_fn: norms and rotates the heads of queries and keys, ``heads_before_layers``; None: ``rotate_fn`` does.
+    """
     b, s, _ = x.shape
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     found = projections(x, layer, "qkv", tuple(n * config.head_dim for n in heads), product_fn)
+    if heads_fn is not None:
+        q, k, v = found
+        found = heads_fn(q, layer.get("q_norm")), heads_fn(k, layer.get("k_norm")), v
     q, k, v = (y.reshape(b, s, n, config.head_dim) for y, n in zip(found, heads, strict=True))
+    if heads_fn is not None:
+        return q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
     if config.qk_norm:
         q, k = norm(config, q, layer, "q_norm"), norm(config, k, layer, "k_norm")
     if not config.learned_positions:

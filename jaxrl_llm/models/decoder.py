@@ -24,6 +24,7 @@ from jaxrl_llm.models.attention import (
     attend_after,
     attention,
     before_layers,
+    heads_before_layers,
     layer_mask,
     per_layer,
     queries_keys_values,
@@ -36,11 +37,13 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
+from jaxrl_llm.models.kernels.token_rows import TokenRows
 from jaxrl_llm.models.layers import (
     ATTENDED,
     PRODUCT,
     Layer,
     ProductFn,
+    forked_norm,
     joined,
     norm,
     plain_product,
@@ -92,6 +95,7 @@ class How(NamedTuple):
     joined: bool = False  # matrices with the same input are one where steps read them
     step_fn: AttendFn | None = None  # of one token of each row to a cache of columns first
     product_fn: ProductFn = plain_product
+    token_rows: TokenRows | None = None  # norms, and rotations of heads, as kernels
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
@@ -129,10 +133,11 @@ def block(
     ``recorded``: of a mixture the experts ``[B, S, K]`` to take, see ``models.mlp.route``.
     """
     b, s, _ = x.shape
-    heads = attend(norm(config, x, layer, "input_norm"))
+    x, normed = forked_norm(config, x, layer, "input_norm", how.token_rows)
+    heads = attend(normed)
     mixed = project(heads.reshape(b, s, config.num_heads * config.head_dim), layer, "o", how.product_fn)
     x = x + (norm(config, mixed, layer, "attention_out_norm") if config.output_norms else mixed)
-    normed = norm(config, x, layer, "post_norm")
+    x, normed = forked_norm(config, x, layer, "post_norm", how.token_rows)
     fed, router = feed_forward(config, layer, normed, how.experts_fn, recorded, how.product_fn)
     return how.place(x + (norm(config, fed, layer, "mlp_out_norm") if config.output_norms else fed), "rows"), router
 
@@ -165,13 +170,16 @@ def _run(config, how, params, tokens, positions, segment_ids, pages=None, expert
         look, distances, segments = paged(look, pages), seen_by(positions, pages, 0), seen_by(segment_ids, pages, 0)
     places = (distances[0], segments[0], distances[1], segments[1])
     mask = (visible if how.cached_fn is None else seen)(config, *places)
+    if how.token_rows is not None and not how.token_rows.fits(*tokens.shape):
+        how = how._replace(token_rows=None)
     rotate_fn = before_layers(config, how.rotate_fn, positions)
+    heads_fn = heads_before_layers(config, how.token_rows, positions)
 
     def step(x, item):
         layer, recorded = item
 
         def attend(normed):
-            q, k, v = queries_keys_values(config, layer, normed, positions, rotate_fn, how.product_fn)
+            q, k, v = queries_keys_values(config, layer, normed, positions, rotate_fn, how.product_fn, heads_fn)
             return attention(config, layer, q, k, v, mask, distances, look)
 
         return block(config, how, layer, x, attend, recorded)[0], None
@@ -409,6 +417,7 @@ def make_policy(
     layout: caches.DeviceLayout | None = None,
     product_fn: ProductFn = plain_product,
     devices: caches.Devices | None = None,
+    token_rows: TokenRows | None = None,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -437,6 +446,8 @@ def make_policy(
         ``distributed.scattered_sums.make_product``.
       devices: of the mesh, on which a deep model that decodes beside ``cached_fn`` may have a second copy of its
         matrices; None: one whose memory is not known.
+      token_rows: how norms and rotations of whole rows are computed,
+        ``models.kernels.attention_kernels.make_token_rows``; None: by the compiler, as where a cache is extended.
     """
     layout = layout or caches.DeviceLayout(caches.UNROLLED)
     apart = layout.apart if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
@@ -446,10 +457,11 @@ def make_policy(
     if place is not anywhere:  # each device of a mesh has a part of every matrix, and of every head
         layout = layout._replace(joined=False, step_fn=None)
     layout = layout._replace(step_fn=layout.step_fn if short else None)
-    how = How(
+    by_compiler = How(
         compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, layout.joined, layout.step_fn,
         product_fn,
     )  # fmt: skip
+    how = by_compiler._replace(token_rows=token_rows)
     deep = caches.steps_apart(config, compute_dtype, devices or caches.Devices(0.0))
     steps = how if cached_fn is None else how._replace(apart=config.num_layers if deep else caches.UNROLLED_STEPS)
     looped = how._replace(apart=caches.UNROLLED)  # nothing is kept of a layer: no stack of it to copy into
@@ -459,14 +471,14 @@ def make_policy(
         hidden=partial(_hidden, config, how),
         unembed=partial(_unembed, config, how),
         init_cache=partial(caches.init_cache, config, compute_dtype, cache_dtype, layout),
-        extend=partial(_extend, config, how),
+        extend=partial(_extend, config, by_compiler),
         repeat_cache=caches.repeat_cache,
         scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),
         grow_cache=None if rows_fn is None else partial(caches.grow_cache, rows_fn, TILE),
         vocab_size=config.padded_vocab_size,
         experts=config.experts,
         scored_at_once=layout.scored,
-        hidden_groups=partial(_hidden_groups, config, how),
+        hidden_groups=partial(_hidden_groups, config, by_compiler),
         unstack=partial(_for_steps, config, steps),
         hidden_pages=partial(_hidden_pages, config, how),
         hidden_alone=None if cached_fn is None else partial(_hidden, config, looped),

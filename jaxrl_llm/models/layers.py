@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
+from jaxrl_llm.models.kernels.token_rows import TokenRows
 from jaxrl_llm.models.quantised import multiplied
 from jaxrl_llm.models.spec import ModelConfig
 
@@ -130,3 +131,12 @@ def norm(config: ModelConfig, x: Array, tree: Layer, name: str) -> Array:
         return _layer_norm(x, tree[name], tree[f"{name}_bias"], config.rms_norm_eps)
     form = _rms_norm_plus_one if config.norm == "rms_plus_one" else rms_norm
     return form(x, tree[name], config.rms_norm_eps)
+
+
+def forked_norm(
+    config: ModelConfig, x: Array, tree: Layer, name: str, token_rows: TokenRows | None
+) -> tuple[Array, Array]:
+    """``(x, norm(x))`` of rows that go on beside their norm, by a kernel where there is one for the family's form."""
+    if token_rows is None or config.norm != "rms":
+        return x, norm(config, x, tree, name)
+    return token_rows.forked(x, tree[name], config.rms_norm_eps)

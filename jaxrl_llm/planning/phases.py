@@ -92,7 +92,8 @@ def kernels(mesh: Mesh) -> dict[str, Any]:
     sums_fn = attention_kernels.make_sums("auto", platform=platform)
     parts = Parts(*attention_kernels.make_parts("auto", platform=platform))
     grouped_fn = attention_kernels.make_grouped("auto", platform=platform)
-    return on_mesh(mesh, attend_fn, grouped_fn, otherwise, cached_fn, rows_fn, sums_fn, parts)
+    token_rows = attention_kernels.make_token_rows("auto", platform=platform)
+    return on_mesh(mesh, attend_fn, grouped_fn, otherwise, cached_fn, rows_fn, sums_fn, parts, token_rows)
 
 
 def _params(policy: Policy, dtype: Any) -> Any:

@@ -43,6 +43,7 @@ from jaxrl_llm.models.kernels.attention_kernels import (
     make_parts,
     make_rows,
     make_sums,
+    make_token_rows,
 )
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
@@ -150,7 +151,10 @@ def policy_maker(
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     few = jnp.dtype(rollout_cache) if rollout_cache else None
     make, attend_fn = partial(make_policy, cache_dtype=few, layout=make_layout(attention)), make_attend(attention)
-    kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
+    kernels = {
+        "cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention),
+        "token_rows": make_token_rows(attention),
+    }  # fmt: skip
     grouped_fn = make_grouped(attention)
     if mesh is None:
         return partial(make, attend_fn=attend_fn, experts_fn=partial(grouped_experts, grouped_fn=grouped_fn), **kernels)

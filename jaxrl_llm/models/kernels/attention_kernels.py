@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn, Seen
 from jaxrl_llm.models.cache import ON_GPU, DeviceLayout, RowsFn
-from jaxrl_llm.models.kernels import attention_cached, attention_pallas, grouped, vocabulary
+from jaxrl_llm.models.kernels import attention_cached, attention_pallas, grouped, token_rows, vocabulary
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
 from jaxrl_llm.models.kernels.grouped import GroupedFn
+from jaxrl_llm.models.kernels.token_rows import TokenRows
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
@@ -115,6 +116,13 @@ def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | No
         return None
     interpret = (platform or jax.default_backend()) != "tpu"
     return partial(attention_cached.repeat_rows, interpret=interpret)
+
+
+def make_token_rows(name: str = "auto", *, platform: str | None = None) -> TokenRows | None:
+    """The ``token_rows`` of ``models.decoder.make_policy`` that belong to ``make_cached`` of the same arguments."""
+    if make_cached(name, platform=platform) is None:
+        return None
+    return token_rows.make_token_rows(interpret=(platform or jax.default_backend()) != "tpu")
 
 
 def make_grouped(name: str = "auto", *, platform: str | None = None) -> GroupedFn:
