@@ -93,7 +93,7 @@ class Settings(multi_turn_plan.Settings):
 
 # at 1e-3 rloo unlearned what it had won before its 60th step
 EMBEDDED = {
-    "steps": 240, "eval_every": 20, "learning_rate": 6e-4, "prompts_per_step": 8, "minibatches": 2, "kl_bound": 1.0,
+    "steps": 60, "eval_every": 6, "learning_rate": 6e-4, "prompts_per_step": 8, "minibatches": 2, "kl_bound": 1.0,
 }  # fmt: skip
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "minibatches": 2}
 ARMS = {
@@ -101,8 +101,8 @@ ARMS = {
     "whole": {"updates_per_rollout": 4, "minibatches": 1}, "per_turn": {"spans": multi_turn.turn_spans},
     "per_trajectory": {"spans": multi_turn.episode_spans},
     "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
-    "rejection": {"learn": rejection, "eval_every": 80},
-    "rloo_often": {"spend": update_by_update, "eval_every": 80},
+    "rejection": {"learn": rejection, "eval_every": 24},
+    "rloo_often": {"spend": update_by_update, "eval_every": 24},
 }  # fmt: skip
 METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns", "update/made")
 CURVES = (
