@@ -128,9 +128,9 @@ def make_policy(policy: Policy, config: ModelConfig, lora: Lora) -> Policy:
     """
 
     def run(function):
-        def with_adapter(params, *rest):
+        def with_adapter(params, *rest, **named):  # by name a mixture's hidden states take recorded experts
             whole = params if "layers" in params else adapted(params["base"], params["lora"], lora.scale)
-            return function(whole, *rest)
+            return function(whole, *rest, **named)
 
         return with_adapter
 

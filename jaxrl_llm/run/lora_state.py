@@ -41,8 +41,10 @@ def adapter_alone(model: Model) -> Model:
     base = model.params["base"]
 
     def beside(function):
-        # what ``unstack`` made is whole already
-        return lambda adapter, *rest: function(adapter if "layers" in adapter else {"base": base, PART: adapter}, *rest)
+        def with_base(adapter, *rest, **named):  # what ``unstack`` made is whole already
+            return function(adapter if "layers" in adapter else {"base": base, PART: adapter}, *rest, **named)
+
+        return with_base
 
     reading = {name: getattr(model.policy, name) for name in lora.READS_PARAMS}
     policy = model.policy._replace(**{name: beside(function) for name, function in reading.items() if function})

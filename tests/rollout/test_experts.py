@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.mlp import load_figures, route
 from jaxrl_llm.models.spec import Experts
 from jaxrl_llm.rollout.generate import generate, go_on
 from jaxrl_llm.rollout.slots import generate_in_slots
+from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, score_tokens
 from jaxrl_llm.train.methods.packed import without_record
@@ -95,6 +97,25 @@ def test_replayed_experts_compute_the_tokens():
     again = run(batch._replace(extras={EXPERTS: jnp.full_like(chosen, -1)}))[2]
     free = run(batch._replace(extras={}))[2]
     assert again["kl/sampler_mean"] == free["kl/sampler_mean"] != metrics["kl/sampler_mean"]
+
+
+def test_replayed_experts_compute_the_tokens_beside_an_adapter():
+    """With its base or without, as they stand and in layouts: the scores of the merged model."""
+    plain, base, _ = small_model("qwen3_moe")
+    spec, rows = lora.Lora(2, targets=lora.targets_of(CONFIG)), sampled("other")
+    thin = lora.init(CONFIG, spec, jax.random.key(0))
+    thin = {name: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape) for name, x in thin.items()}
+    policy = lora.make_policy(plain, CONFIG, spec)
+    model = parts.Model(None, policy, {"base": base, "lora": thin}, CONFIG, None)
+    alone = lora_state.adapter_alone(model)
+    planned = packing.rows_of(jax.tree.map(np.asarray, rows))
+    want = score_tokens(plain, lora.merge(base, thin, spec.scale), rows)[0]
+    for layout in (None, packing.packed_rows(planned), prefix_trees(planned, block=4)):
+        laid = {} if layout is None else {packing.LAYOUT: jax.tree.map(jnp.asarray, packing.only_part(layout))}
+        given = rows._replace(extras=rows.extras | laid)
+        for one in (model, alone):
+            found = score_tokens(one.policy, one.params, given)[0]
+            close.assert_same_forward(jnp.where(rows.mask, found, 0), jnp.where(rows.mask, want, 0), "qwen3_moe")
 
 
 def test_a_sampler_in_bfloat16_is_exact_but_for_its_rounding():
