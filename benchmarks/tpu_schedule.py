@@ -58,8 +58,9 @@ CELLS_HEAD = """
 ## Schedules of the best plans
 
 The same plans. *decode* is every token of one rollout. A phase whose layers are compiled one by one (marked ~) is a
-straight line through programs of {few} and {more} layers{checked}. Scores and updates are of 2026-11-26 or before, when
-norms and rotations were no kernels: those of Qwen3-1.7B above take 5 to 8 % less with them.{missing}
+straight line through programs of {few} and {more} layers{checked}. Scores, and the update of
+Qwen3-30B-A3B on v5e, are of 2026-11-26 or before, when norms and rotations were no kernels: those of Qwen3-1.7B above take
+5 to 8 % less with them.{missing}
 """
 COMPARED_HEAD = """## Beside Tunix
 
@@ -196,7 +197,7 @@ def compared_table(found: dict[str, dict[str, Any]]) -> str:
     """``compared`` for people."""
     columns = ("phase", *PARTS, "collectives", "GiB", "Tunix 0.1.7")
     lines = [COMPARED_HEAD, "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for name, one in found.items():
+    for name, one in ((name, found[name]) for name in SHAPES if name in found):
         theirs = next((said for phase, said in TUNIX.items() if name.startswith(phase)), "-")
         said = f"{name} ~" if "layers" in one else name
         lines.append(
