@@ -13,6 +13,7 @@ from jaxrl_llm.models.kernels import attention_kernels, token_rows
 from jaxrl_llm.models.kernels.grouped import grouped
 from jaxrl_llm.models.kernels.token_rows import Waves
 from jaxrl_llm.models.layers import rms_norm
+from jaxrl_llm.planning import chips, compiled
 from tests import close
 from tests.models_for_tests import small_config
 
@@ -172,3 +173,22 @@ def test_which_programs_have_them():
     assert kernels(ROWS) == (4, 0)  # two norms of a layer, its queries and its keys; the layers are a loop
     assert kernels(ROWS._replace(fits=lambda rows, columns: False)) == (0, 0)
     assert attention_kernels.make_token_rows("xla", platform="tpu") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiled.available(), reason="needs libtpu (extra plan)")
+@pytest.mark.parametrize("name", ["v5e:2x4", "v5p:2x2x2", "v6e:2x4", "v7x:2x2x1"])
+def test_the_compiler_has_them_for_four_generations(name):
+    """Forward and backward, tokens and heads divided; the last block of 1,000 rows is not full, and heads are 64."""
+    kernels = model_parallel.make_token_rows(meshes.parse_mesh("fsdp=4,tensor=2", compiled.devices(chips.parse(name))))
+    x = jax.ShapeDtypeStruct((4, 1000, 64 * 128), jnp.bfloat16)
+    row, head = (jax.ShapeDtypeStruct((width,), jnp.float32) for width in (64 * 128, 128))
+    waves = Waves(*[jax.ShapeDtypeStruct((4, 1000, 128), jnp.float32)] * 2)
+
+    def loss(x, row, head, waves):
+        rows, normed = kernels.forked(x, row, EPS)
+        return jnp.sum((rows + kernels.heads(kernels.heads(normed, head, waves, EPS), None, waves, EPS)) ** 2)
+
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, row, head, waves)
+    assert lowered.as_text().count("tpu_custom_call") == 6
+    assert lowered.compile().memory_analysis().temp_size_in_bytes > 0
