@@ -14,7 +14,7 @@
 #   --out DIR           run folder, shared by the nodes (default runs/slurm-NAME)
 #   --time LIMIT        time limit in SLURM's spelling (default: the partition's)
 #   --partition P, --account A, --gpus-per-node N
-#   --sbatch OPTION     any further option of sbatch, for example --sbatch=--constraint=h100; may be repeated
+#   --sbatch OPTION     any further option of sbatch, as in --sbatch --constraint=h100 or with a = between; may be repeated
 #   --max-restarts N    requeues after a preemption, a lost node or the time limit (default 10)
 #   --notice SECONDS    warning before the time limit, to save a checkpoint (default 120)
 #   --wait              wait for the end and exit with the code of the job
@@ -107,6 +107,10 @@ submit() {
         --dry-run) DRY_RUN=1 && shift && continue ;;
         --wait) options+=(--wait) && shift && continue ;;
         --sbatch=*) options+=("${1#--sbatch=}") && shift && continue ;;
+        --sbatch)
+            if [ -z "${2:-}" ] || [ "$2" = -- ]; then fail "--sbatch needs an option of sbatch; see --help"; fi
+            options+=("$2") && shift 2 && continue
+            ;;
         --nodes | --name | --out | --time | --partition | --account | --gpus-per-node | --max-restarts | --notice) ;;
         *) fail "unknown option $1; see --help (arguments of the job come after --)" ;;
         esac

@@ -477,6 +477,28 @@ def test_a_slurm_job_runs_one_process_a_node(fake):
     assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm --steps 3"] * 2
 
 
+def test_further_options_of_sbatch_may_stand_apart(fake):
+    code, said, calls = _slurm(fake, "submit --nodes 2 --sbatch --qos=low --sbatch=--constraint=h100 --wait")
+    assert code == 0, said
+    assert "--qos=low --constraint=h100 --wait launch/slurm.sh allocation" in calls[0]
+
+
+def test_the_quickstart_reads_files_of_the_folder_where_it_is_called(fake):
+    """Called from another folder, its words with blanks in them: it installs here, and runs there."""
+    programs = fake / "checkout" / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    _program(programs / "python", PYTHON)
+    _program(programs / "jaxrl", '#!/bin/bash\nprintf "%s|" "$PWD" "$@"\n')
+    (fake / "my work").mkdir()
+    done = subprocess.run(
+        ["bash", "../checkout/launch/quickstart.sh", "--data", "my rows.jsonl"], cwd=fake / "my work",
+        env=_environment(fake) | {"CONSTRAINTS": "none"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{fake}/my work|--data|my rows.jsonl|"
+    assert [c for c in (fake / "calls").read_text().splitlines() if "pip install" in c]
+
+
 def test_slurm_starts_an_experiment(fake):
     for _ in range(2):
         code, said, calls = _slurm(fake, "submit --nodes 2 --wait -- dpo --data pairs.jsonl")
@@ -577,6 +599,7 @@ def test_a_dry_run_prints_and_calls_nothing(fake, line):
         ("ssh.sh run --machines a -- --resume=x", "--resume=x belongs to the launcher"),
         ("slurm.sh", "a command is missing: submit, logs or cancel"),
         ("slurm.sh submit --nodes", "--nodes needs a value"),
+        ("slurm.sh submit --sbatch -- --steps 3", "--sbatch needs an option of sbatch"),
         ("slurm.sh submit --nodes none", "--nodes none is not a whole number"),
         ("slurm.sh submit --hosts auto", "unknown option --hosts"),
         ("slurm.sh submit -- --hosts auto", "--hosts belongs to the launcher"),
