@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxrl_llm.sandbox.values import Unreadable, decode, encode
 
-LONGEST = 4 << 20  # characters of one message between solver and checker
+LONGEST = 32 << 20  # characters of one message between solver and checker
 CHUNK = 256  # elements of an iterator that are fetched at once
 OUT_OF_MEMORY = 101
 ENDED = "the program ended"
@@ -102,6 +102,7 @@ class _Line:
     def __init__(self, reading: int, writing: int):
         self._reader = io.BufferedReader(io.FileIO(reading), 1 << 16)
         self._writing = writing
+        self.heard = 0  # characters so far
 
     def send(self, tree: Any) -> None:
         text = json.dumps(tree).encode() + b"\n"
@@ -112,6 +113,7 @@ class _Line:
 
     def receive(self) -> Any:
         text = self._reader.readline(LONGEST)
+        self.heard += len(text)
         if not text.endswith(b"\n"):
             raise Ended("the other side ended")
         try:
@@ -465,9 +467,9 @@ class _Asker:
             self.unfit = str(error)
             raise
         try:
-            self.line.send({"do": do, "target": path, "given": sent})
+            self._say({"do": do, "target": path, "given": sent})
             while "callback" in (reply := self._message()):
-                self.line.send(self._called(reply))
+                self._say(self._called(reply))
             if "exception" in reply:
                 return _exception(str(reply["exception"]), str(reply.get("kind")))
             if "raised" in reply:
@@ -484,6 +486,15 @@ class _Asker:
             if isinstance(error, Foreign):
                 raise
             raise Gone(f"{ENDED}: {error}") from error
+
+    def _say(self, tree: Any) -> None:
+        try:
+            self.line.send(tree)
+        except Unreadable as error:
+            if self.line.heard > LONGEST // 2:  # what is too large may be the program's own
+                raise
+            self.unfit = str(error)
+            raise Unfit(self.unfit) from error
 
     def _message(self) -> dict[str, Any]:
         reply = self.line.receive()

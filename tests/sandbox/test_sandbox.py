@@ -278,11 +278,25 @@ def test_setup_may_use_what_the_program_defines(sandbox):
         ("import no_such_package\nassert f(1) == 1", "", "No module named 'no_such_package'"),
         ("assert f(1) == 1", "from solution import f", "No module named 'solution'"),
         ("import random\nassert f(random.Random(0))", "", "a Random of the tests cannot be handed"),
+        ("assert f('a' * 40_000_000)", "", "a value is too large to be handed over"),
+        ("assert f('a' * 40_000_000)", "try:\n    f('b' * 40_000_000)\nexcept TypeError:\n    pass", "too large to be"),
     ],
 )
 def test_tests_that_can_judge_nothing_say_nothing_about_the_program(sandbox, check, setup, why):
     checked = sandbox.check("def f(x): return x", [check], setup=setup)
     assert not checked.valid and why in checked.reason
+
+
+def test_large_values_are_handed_over(sandbox):
+    checks = ["assert f('a' * 10_000_000) == 10_000_000", "assert f(list(range(200_000))) == 200_000"]
+    assert sandbox.check("def f(x): return len(x)", checks).passed == (True, True)
+
+
+def test_what_a_program_makes_too_large_is_its_own_fault(sandbox):
+    checked = sandbox.check("def f(x): return 'a' * 20_000_000", ["assert f(f(1) + f(1)) == ''"])
+    assert checked.valid and checked.passed == (False,) and "too large" in checked.reason
+    checked = sandbox.check("def f(x): return 'a' * 40_000_000", ["assert len(f(1)) == 40_000_000", "assert f(1)"])
+    assert checked.valid and checked.passed == (False, False) and "too large" in checked.reason
 
 
 @pytest.mark.parametrize("program", ["def f(x): import no_such_package", "import no_such_package", "def f(x) return"])
