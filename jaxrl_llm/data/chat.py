@@ -51,7 +51,12 @@ def render(
     try:
         return templates.render(template, given | variables)
     except ValueError as error:
-        raise UserError(f"the chat template refuses the {len(messages)} messages: {error}") from error
+        first = " ".join(
+            f"{messages[0]['role']}: {messages[0].get('content')}".split()
+        )  # of a file with thousands of them
+        raise UserError(
+            f"the chat template refuses the {len(messages)} messages: {error} (they begin with {first[:60]!r})"
+        ) from error
 
 
 def _render(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> str:

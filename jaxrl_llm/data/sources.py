@@ -307,7 +307,7 @@ def _opened(spec: str) -> Iterator[Row | Malformed]:
     if not path.is_file():
         raise DataError(
             f"--data {spec} does not exist; give a .jsonl, .csv or .parquet file, a saved data set, tfds:NAME, "
-            "or a task name"
+            "or, in no mixture, a task name"
         )
     if split:
         raise DataError(f"--data {spec}: {path} is one file, which has no splits; drop :{split}")

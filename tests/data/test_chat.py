@@ -233,6 +233,11 @@ def test_mask_of_the_assistant_ends_at_its_end_token(tmp_path):
         (CHATML, [], "messages is empty"),
         (CHATML, [{"content": "hi"}], "message 0 has no role"),
         (BOS_EVERY_TURN, [{"role": "system", "content": "x"}], "only user and assistant roles"),
+        (
+            BOS_EVERY_TURN,
+            [{"role": "system", "content": "be\n brief"}, *TALK],
+            r"roles \(they begin with 'system: be brief'",
+        ),
         ("{% for %}", TALK, "refuses the 3 messages"),
         ("{{ messages[0].content + 1 }}", TALK, "refuses the 3 messages"),
     ],

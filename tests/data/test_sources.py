@@ -207,6 +207,8 @@ def test_unreadable_rows_up_to_a_limit_are_counted(tmp_path):
 
 
 def test_a_missing_source_names_the_remedy(tmp_path):
+    with pytest.raises(DataError, match="--data countdown does not exist; .*, or, in no mixture, a task name"):
+        sources.read(sources.mixture("countdown@1,rows.jsonl@1")[0][0])
     with pytest.raises(DataError, match="none.jsonl does not exist; give a .jsonl, .csv or .parquet file"):
         sources.read(str(tmp_path / "none.jsonl"))
 
