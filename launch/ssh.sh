@@ -86,7 +86,7 @@ option() {
 }
 
 main() {
-    local command="${1:-}"
+    local command="${1:-}" name seen=""
     case "$command" in
     setup | run | logs | stop) shift ;;
     --help | -h) usage "$0" && exit 0 ;;
@@ -96,6 +96,10 @@ main() {
     read_options "$@"
     if [ "${#MACHINES[@]}" = 0 ]; then fail "--machines is missing: --machines A,B,..."; fi
     case ",${GIVEN// /}," in *,,*) fail "--machines $GIVEN names an empty machine; write it as A,B,..." ;; esac
+    for name in "${MACHINES[@]}"; do # of two processes on one the second would take the first for a job of its own
+        case "$seen," in *,"$name",*) fail "--machines $GIVEN names $name twice; one process runs on each" ;; esac
+        seen="$seen,$name"
+    done
     COUNT="${#MACHINES[@]}"
     COORDINATOR="${COORDINATOR:-${MACHINES[0]##*@}}"
     OUT="${OUT:-runs/ssh}"

@@ -169,7 +169,10 @@ option() {
     --project) PROJECT="$2" ;;
     --type) TYPE="$2" ;;
     --version) VERSION="$2" ;;
-    --bucket) BUCKET="${2#gs://}" ;;
+    --bucket)
+        BUCKET="${2#gs://}" && BUCKET="${BUCKET%/}"
+        case "$2" in gs:// | /) fail "--bucket $2 names no bucket" ;; esac
+        ;;
     --create-tries) CREATE_TRIES="$2" && number "$1" "$2" 1 ;;
     *) return 1 ;;
     esac
@@ -178,6 +181,9 @@ option() {
 check() {
     if [ -z "$NAME" ]; then fail "--name is missing"; fi
     if [ -z "$ZONE" ]; then fail "--zone is missing, for example --zone us-west4-a"; fi
+    case "$BUCKET" in
+    */*) fail "--bucket $BUCKET is a folder of a bucket; give the bucket alone, and the folder as --out bucket/FOLDER" ;;
+    esac
     WHERE=("--zone=$ZONE")
     if [ -n "$PROJECT" ]; then WHERE+=("--project=$PROJECT"); fi
     if [ -z "$OUT" ]; then if [ -n "$BUCKET" ]; then OUT="bucket/$NAME"; else OUT="runs/$NAME"; fi; fi

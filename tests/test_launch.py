@@ -281,6 +281,12 @@ def test_a_run_on_the_disk_of_a_vm_goes_with_it(fake):
     assert starts(calls) == ["--hosts auto --out runs/rl --steps 3"] * 2
 
 
+def test_a_bucket_may_end_in_a_slash(fake):
+    code, said, calls = launch(fake, "tpu_vm.sh setup --name rl --zone z --bucket gs://runs/ --dry-run")
+    assert code == 0 and calls == []
+    assert "gcsfuse --implicit-dirs --rename-dir-limit=100000 runs jaxrl_llm/bucket" in said
+
+
 def test_status_of_a_vm(fake):
     assert launch(fake, "tpu_vm.sh status --name rl --zone z")[1].strip() == "MISSING"
     launch(fake, f"tpu_vm.sh create {TPU}")
@@ -595,6 +601,12 @@ def test_a_dry_run_prints_and_calls_nothing(fake, line):
         ("ssh.sh run --machines a,,b", "--machines a,,b names an empty machine; write it as A,B,..."),
         ("ssh.sh run --machines a,", "--machines a, names an empty machine"),
         ("ssh.sh run --machines ,a", "--machines ,a names an empty machine"),
+        ("ssh.sh run --machines a,b,a", "--machines a,b,a names a twice; one process runs on each"),
+        (
+            "tpu_vm.sh up --name rl --zone z --type v6e-1 --bucket gs://b/runs",
+            "--bucket b/runs is a folder of a bucket; give the bucket alone, and the folder as --out bucket/FOLDER",
+        ),
+        ("tpu_vm.sh up --name rl --zone z --type v6e-1 --bucket gs://", "--bucket gs:// names no bucket"),
         ("ssh.sh run --machines a --port 0", "--port 0 must be at least 1"),
         ("ssh.sh run --machines a -- --resume=x", "--resume=x belongs to the launcher"),
         ("slurm.sh", "a command is missing: submit, logs or cancel"),
