@@ -195,10 +195,25 @@ def _whole(value: Any, name: str) -> int:
     >>> _whole("073", "answer"), _whole(16.0, "target")
     (73, 16)
     """
-    found = int(value)
-    if not isinstance(value, str) and found != value:
-        raise ValueError(f"{name} is {value!r}, no whole number; give one or drop the row")
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):  # of other texts, of what is neither, of nan and infinity
+        found = None
+    if found is None or not isinstance(value, str) and found != value:
+        raise ValueError(f"{name} is {value!r:.60}, no whole number; give one or drop the row")
     return found
+
+
+def _number(value: Any, name: str) -> float:
+    """A number, or its text.
+
+    >>> _number("0.5", "reward"), _number(2, "reward")
+    (0.5, 2.0)
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is {value!r:.60}, no number; give one or drop the row") from error
 
 
 def aime(columns: dict[str, Any]) -> Problem:
@@ -348,7 +363,10 @@ def _objects(value: Any, name: str, needs: Sequence[str], *, filled: bool) -> li
       filled: objects that are no text have a null where they have no such key, but others of the source have.
     """
     if isinstance(value, str):
-        found = _no_half(json.loads(value), name)
+        try:
+            found = _no_half(json.loads(value), name)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name} {value[:40]!r} is no JSON ({error}); write a list of objects") from error
     else:
         found = _without_nulls(value) if filled else value
     if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
@@ -440,9 +458,9 @@ def _pair(prompt: str | list[dict[str, str]], chosen: str, rejected: str, margin
         raise ValueError("prompt, chosen and rejected must be texts that are not empty")
     if chosen == rejected:
         raise ValueError("chosen and rejected are equal: nothing is preferred")
-    if not isfinite(float(margin)):
+    if not isfinite(distance := _number(margin, "margin")):
         raise ValueError(f"the margin is {margin}; give a finite number")
-    return Pair(prompt, chosen, rejected, float(margin))
+    return Pair(prompt, chosen, rejected, distance)
 
 
 def hh_rlhf(columns: dict[str, Any]) -> Pair:
@@ -479,8 +497,10 @@ def hh_messages(prompt: str) -> list[dict[str, str]]:
 
 
 def ultrafeedback(columns: dict[str, Any]) -> Pair:
-    """UltraFeedback, binarised: messages of both answers, ``score_chosen - score_rejected`` as margin."""
-    margin = float(columns.get("score_chosen") or 0.0) - float(columns.get("score_rejected") or 0.0)
+    """UltraFeedback, binarised: messages of both answers; with both scores their difference is the margin."""
+    given = {name: columns.get(name) for name in ("score_chosen", "score_rejected")}
+    both = [_number(value, name) for name, value in given.items() if value not in (None, "")]
+    margin = both[0] - both[1] if len(both) == 2 else 0.0
     written = {n: x for n in ("chosen", "rejected") if isinstance(x := columns[n], str) and re.match(r"\s*\[\s*\{", x)}
     return plain_pair(columns | {"margin": margin} | {name: _listed(x, name, dict) for name, x in written.items()})
 
@@ -510,7 +530,9 @@ def tldr(columns: dict[str, Any]) -> Pair:
     >>> tldr({"info": {"post": "p"}, "summaries": [{"text": "a"}, {"text": "b"}], "choice": 1})[1:3]
     (' b', ' a')
     """
-    post, best = columns["info"]["post"], int(columns["choice"])
+    post, best = columns["info"]["post"], _whole(columns["choice"], "choice")
+    if best not in (0, 1) or len(columns["summaries"]) != 2:
+        raise ValueError(f"choice {best} of {len(columns['summaries'])} summaries; give 0 or 1, of two")
     if not isinstance(post, str) or not post.strip():  # of the comparisons of news, which have an article
         raise ValueError("info has no post; drop the row")
     texts = [f" {s['text'].strip()}" for s in columns["summaries"]]
@@ -569,9 +591,9 @@ def rewarded(columns: dict[str, Any]) -> tuple[Any, str, float]:
     ('a', 'b', 0.5)
     """
     (prompt, response), reward = _completed(columns, "response"), columns["reward"]
-    if not isfinite(float(reward)):
+    if not isfinite(found := _number(reward, "reward")):
         raise ValueError(f"reward is {reward!r}; give a number")
-    return prompt, response, float(reward)
+    return prompt, response, found
 
 
 def scores(columns: dict[str, Any]) -> Pair:
@@ -585,9 +607,8 @@ def scores(columns: dict[str, Any]) -> Pair:
     given = _listed(columns["completions"], "completions", object)
     texts = [x["response"] if isinstance(x, dict) else x for x in given]
     found = columns.get("scores")
-    values = [
-        float(x) for x in ([x["overall_score"] for x in given] if found is None else _listed(found, "scores", object))
-    ]
+    listed = [x["overall_score"] for x in given] if found is None else _listed(found, "scores", object)
+    values = [_number(x, "one of the scores") for x in listed]
     if len(texts) != len(values) or len(texts) < 2:
         raise ValueError(f"{len(texts)} completions with {len(values)} scores; give two at least, and a score for each")
     if not all(isinstance(text, str) and text for text in texts):

@@ -250,6 +250,11 @@ def _text(value: Any) -> Any:
     return _text(value.tolist()) if hasattr(value, "tolist") else value
 
 
+_PREPARED = re.compile(
+    r"(?P<name>[^:]*(?::[0-9]+\.[0-9*]+\.[0-9*]+)?)(?::(?P<split>.*))?", re.DOTALL
+)  # may be of a version
+
+
 def columnar(spec: str) -> bool:
     """Whether a source keeps columns, as Arrow does: absent keys of an object that others have come out as nulls.
 
@@ -279,7 +284,7 @@ def _is(spec: str, kind: Callable[[pathlib.Path], bool]) -> bool:
 
 
 def rows(spec: str) -> Iterator[Row | Malformed]:
-    """The rows of a file (jsonl, json, csv, tsv, parquet), of ``FOLDER[:SPLIT]`` or of ``tfds:NAME[:SPLIT]``.
+    """The rows of a file (jsonl, json, csv, tsv, parquet), of ``FOLDER[:SPLIT]``, of ``tfds:NAME[:VERSION][:SPLIT]``.
 
     Raises:
       DataError: for a source that does not exist or cannot be read as a whole.
@@ -296,8 +301,8 @@ def _read_on(spec: str, found: Iterator[Row | Malformed]) -> Iterator[Row | Malf
 
 def _opened(spec: str) -> Iterator[Row | Malformed]:
     if spec.startswith("tfds:"):
-        name, _, split = spec[len("tfds:") :].partition(":")
-        return tensorflow_datasets(name, split)
+        found = _PREPARED.fullmatch(spec[len("tfds:") :])
+        return tensorflow_datasets(found["name"], found["split"] or "")
     path, split = pathlib.Path(spec), ""
     if not path.exists() and ":" in spec:
         name, _, split = spec.rpartition(":")

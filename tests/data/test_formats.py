@@ -277,6 +277,9 @@ def test_several_right_texts_are_compared_as_aliases(tmp_path):
             "whole number; give the columns of its --format as it reads them, or drop the row",
         ),
         ("hotpotqa", {"question": ["a"], "answer": "b"}, r"does not fit .*: question is a list, answer is text; give"),
+        ("aime", {"problem": "a", "answer": "1/2"}, "answer is '1/2', no whole number; give one or drop the row"),
+        ("aime", {"problem": "a", "answer": [7]}, r"answer is \[7\], no whole number; give one or drop the row"),
+        ("countdown", {"nums": ["a", 2], "target": 3}, "nums is 'a', no whole number; give one or drop the row"),
     ],
 )
 def test_a_column_of_the_wrong_kind_is_named(tmp_path, layout, row, message):
@@ -381,7 +384,7 @@ def test_calls_of_tools(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tools": "[{"}, "rows.jsonl:1: Expecting"),
+        ({"tools": "[{"}, r"rows.jsonl:1: tools '\[\{' is no JSON \(Expecting .*\); write a list of objects"),
         ({"tools": [3]}, "rows.jsonl:1: tools is no list of objects"),
         ({"tools": [{"description": "?"}]}, r"rows.jsonl:1: tools\[0\] has no name"),
         (
@@ -499,8 +502,23 @@ def test_conversations(tmp_path):
             formats.read_conversations(_file(tmp_path, row))
 
 
+def test_a_margin_needs_both_scores(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"} | more for more in (
+        {"score_chosen": 3, "score_rejected": 1}, {"score_chosen": 3, "score_rejected": None}, {"score_chosen": 3},
+        {"score_chosen": "", "score_rejected": "1"}, {"score_chosen": 0, "score_rejected": "1"})]  # fmt: skip
+    found, _ = formats.read_pairs(_file(tmp_path, *rows), layout="ultrafeedback")
+    assert [pair.margin for pair in found] == [2.0, 0.0, 0.0, 0.0, -1.0]
+
+
+def test_a_reward_that_is_no_number_is_named(tmp_path):
+    for reward, shown in (("good", "'good'"), ([1], r"\[1\]")):
+        with pytest.raises(DataError, match=f"rows.jsonl:1: reward is {shown}, no number; give one or drop the row"):
+            formats.read_rewarded(_file(tmp_path, {"prompt": "a", "response": "b", "reward": reward}))
+
+
 NAN = float("nan")
 TALK = "\n\nHuman: a\n\nAssistant:"
+POST = {"info": {"post": "p"}, "summaries": [{"text": "a"}, {"text": "b"}], "choice": 1}
 
 
 @pytest.mark.parametrize(
@@ -509,6 +527,24 @@ TALK = "\n\nHuman: a\n\nAssistant:"
         ("plain", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": NAN}, "the margin is nan; give a finite"),
         ("plain", {"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are equal"),
         ("scores", {"prompt": "a", "completions": ["b", "c", "d"], "scores": [NAN, 1, 3]}, "scores .* not all finite"),
+        (
+            "scores",
+            {"prompt": "a", "completions": ["b", "c"], "scores": ["x", 1]},
+            "one of the scores is 'x', no number",
+        ),
+        (
+            "plain",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"},
+            "margin is 'x', no number; give one or",
+        ),
+        (
+            "ultrafeedback",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": "x"},
+            "score_chosen is 'x', no",
+        ),
+        ("tldr", POST | {"choice": "x"}, "choice is 'x', no whole number; give one or drop the row"),
+        ("tldr", POST | {"choice": -1}, "choice -1 of 2 summaries; give 0 or 1, of two"),
+        ("tldr", POST | {"summaries": [{"text": "a"}] * 3}, "choice 1 of 3 summaries; give 0 or 1, of two"),
         ("scores", {"prompt": "a", "completions": ["b", "b"], "scores": [1, 3]}, "chosen and rejected are equal"),
         (
             "scores",

@@ -301,6 +301,8 @@ def test_bytes_of_a_prepared_set_that_are_no_text(prepared, monkeypatch):
 def test_a_prepared_set_of_tensorflow_datasets_by_its_name(prepared, monkeypatch):
     monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(prepared.parents[1]))
     assert len(_columns("tfds:toy_problems:train")) == 2
+    assert len(_columns("tfds:toy_problems:1.0.0")) == len(_columns("tfds:toy_problems:1.*.*:train")) == 2
+    assert len(_columns("tfds:toy_problems:train[:1]")) == len(_columns("tfds:toy_problems:1.0.0:train[1:]")) == 1
     with pytest.raises(DataError, match="tfds:toy_problems: .*; prepare it"):
         sources.read("tfds:toy_problems:test")
 
