@@ -58,9 +58,7 @@ CELLS_HEAD = """
 ## Schedules of the best plans
 
 The same plans. *decode* is every token of one rollout. A phase whose layers are compiled one by one (marked ~) is a
-straight line through programs of {few} and {more} layers{checked}. Scores, and the update of
-Qwen3-30B-A3B on v5e, are of 2026-11-26 or before, when norms and rotations were no kernels: those of Qwen3-1.7B above
-take 5 to 8 % less with them.{missing}
+straight line through programs of {few} and {more} layers{checked}.{missing}
 """
 COMPARED_HEAD = """## Beside Tunix
 
