@@ -83,7 +83,7 @@ def test_a_page_says_what_was_seen_where_no_record_stands():
 
 def test_a_paper_whose_record_is_withdrawn_waits_for_another():
     waiting = pages.index(ROOT).partition("## What a record would cost")[2]
-    assert "[analysis/mip_overthinking](analysis/mip_overthinking.md)" in waiting
+    assert "[agents/spa_rl](agents/spa_rl.md)" in waiting
     assert "(agents/igpo.md)" not in waiting
 
 

@@ -230,7 +230,7 @@ def test_rloo_update_by_update_spends_the_episodes_of_loop_on_as_many_updates():
         name: (s.steps * s.prompts_per_step, s.steps * s.updates_per_rollout * s.minibatches, s.prompts_per_step)
         for name, s in spent.items()
     }
-    assert figures == {"loop": (1920, 960, 8), "rloo_often": (1920, 960, 2)}
+    assert figures == {"loop": (480, 240, 8), "rloo_often": (480, 240, 2)}
     few = loop.update_by_update(dataclasses.replace(given["loop"], prompts_per_step=3, steps=10))
     assert (few.prompts_per_step, few.steps) == (1, 30)
 
