@@ -193,7 +193,7 @@ def _number(text: str, name: str) -> int | None:
 
 
 def _called(line: _Line, name: str) -> list[str]:
-    return re.findall(rf"\b{name}=%?([\w.\-]+)", line.rest)
+    return re.findall(rf"\b{name}=\{{?%?([\w.\-]+)", line.rest)
 
 
 def _size(kind: str) -> float:
@@ -256,6 +256,8 @@ class _Sums:
         self.parts: collections.Counter[str] = collections.Counter()
         self.places: collections.Counter[tuple[str, str, str]] = collections.Counter()
         self.unknown = 0
+        self.lengths: dict[str, float] = {}  # seconds of collectives that have started
+        self.given: set[str] = set()  # updates by which those began that had been started without their numbers
 
     def spend(self, line: _Line, kind: str, seconds: float, times: float) -> float:
         """Counts an operation; its seconds."""
@@ -285,7 +287,7 @@ class _Sums:
 
     def inner_collective(self, line: _Line) -> tuple[str, _Line] | None:
         """The collective inside a fusion or an asynchronous call."""
-        for name in _called(line, "calls") + _called(line, "to_apply"):
+        for name in _called(line, "calls") + _called(line, "to_apply") + _called(line, "called_computations"):
             for inner in self.program.computations.get(name, []):
                 if inner.op.startswith(_COLLECTIVES):
                     return name, inner
@@ -312,8 +314,15 @@ class _Sums:
             return now + sum(self.run(name, times) for name in _called(line, "to_apply"))
         if _ends(line):
             end = max((due.pop(name, now) for name in line.operands), default=now)
-            kind = "exposed" if "collective" in line.name or line.op.startswith(_COLLECTIVES) else "waiting"
+            collective = "collective" in line.name or line.op.startswith(_COLLECTIVES) or self.given & {*line.operands}
+            kind = "exposed" if collective else "waiting"
             return now + self.spend(line, kind, max(end - now, 0.0), times)
+        if line.op == "async-update":  # where a SparseCore of v7x is given what it was started for
+            for name in filter(due.__contains__, line.operands):
+                del due[name]
+                due[line.name] = now + self.lengths[name]
+                self.given.add(line.name)
+            return now
         cycles = re.search(r'estimated_cycles"?:\s*"?(\d+)', line.rest)
         if cycles and int(cycles[1]) and not line.name.startswith("async-collective"):
             return now + self.spend(line, "computing", int(cycles[1]) / self.chip.clock, times)
@@ -324,6 +333,7 @@ class _Sums:
                 way = re.search(r"source_target_pairs=(\S+)", met[1].rest)
                 before = due.get(way[1], now) if way else now  # the same way round one comes after the other
                 due[line.name] = max(now, before) + seconds
+                self.lengths[line.name] = seconds
                 if way:
                     due[way[1]] = due[line.name]
                 return now

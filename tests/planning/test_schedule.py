@@ -239,6 +239,40 @@ def test_the_command_names_places(capsys, monkeypatch):
     assert "--schedule is the compiler's count" in capsys.readouterr().err
 
 
+SPARSE = """HloModule jit_run, is_scheduled=true
+
+%called (p: bf16[4,1000000]) -> bf16[4,1000000] {
+  %p = bf16[4,1000000]{1,0} parameter(0)
+  ROOT %all-reduce.1 = bf16[4,1000000]{1,0} all-reduce(%p), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+}, execution_thread="sparsecore"
+
+%async_computation (q: bf16[4,1000000]) -> bf16[4,1000000] {
+  %q = bf16[4,1000000]{1,0} parameter(0)
+  ROOT %custom-call.1 = bf16[4,1000000]{1,0} custom-call(%q), custom_call_target="x", called_computations={%called}
+}, execution_thread="sparsecore"
+
+ENTRY %main (x: bf16[4,1000000]) -> bf16[4,1000000] {
+  %x = bf16[4,1000000]{1,0} parameter(0)
+  %all-reduce.1.call-start = ((), (), (s32[0]{0})) async-start(), async_execution_thread="sparsecore", calls=%async_computation
+  %before = bf16[4,1000000]{1,0} fusion(%x), kind=kLoop, backend_config={"estimated_cycles":"CYCLES"}
+  %all-reduce.1.call-update = ((bf16[4,1000000]{1,0}), bf16[4,1000000]{1,0}, (s32[0]{0})) async-update(%all-reduce.1.call-start, %before)
+  %beside = bf16[4,1000000]{1,0} fusion(%x), kind=kLoop, backend_config={"estimated_cycles":"CYCLES"}
+  ROOT %all-reduce.1.call-done = bf16[4,1000000]{1,0} async-done(%all-reduce.1.call-update)
+}
+"""  # noqa: E501
+
+
+def test_collectives_that_a_sparse_core_runs_begin_where_they_are_given_their_numbers():
+    """Of a sum over four on links of v7x what is computed after the update is hidden, what is computed before it not."""
+    chip = chips.CHIPS["v7x"]
+    whole = chip.meeting + 2 * 8e6 * 3 / 4 / (2 * chip.link)
+    tenth = round(whole / 10 * chip.clock)
+    found = schedule.of_text(SPARSE.replace("CYCLES", str(tenth)), chip)
+    close.assert_relative(found.collectives, whole)
+    close.assert_relative(found.computing, 2 * tenth / chip.clock)
+    close.assert_relative(found.exposed, whole - tenth / chip.clock)
+
+
 def test_options_are_those_of_a_generation():
     device = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
     of, beside = compiler_options.options_of, "xla_tpu_enable_async_all_to_all"
