@@ -263,7 +263,7 @@ ENTRY %main (x: bf16[4,1000000]) -> bf16[4,1000000] {
 
 
 def test_collectives_that_a_sparse_core_runs_begin_where_they_are_given_their_numbers():
-    """Of a sum over four on links of v7x what is computed after the update is hidden, what is computed before it not."""
+    """Of a sum over four on links of v7x what is computed after the update is hidden, what is computed before not."""
     chip = chips.CHIPS["v7x"]
     whole = chip.meeting + 2 * 8e6 * 3 / 4 / (2 * chip.link)
     tenth = round(whole / 10 * chip.clock)
