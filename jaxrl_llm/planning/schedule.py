@@ -208,6 +208,12 @@ def _largest(kind: str) -> float:
     return max((_size(found) for found in re.findall(r"\b\w+\[[\d,]*\]", kind)), default=0.0)
 
 
+def _moved(line: _Line) -> float:
+    """Bytes that a copy moves: a part of what it is cut out of."""
+    arrays = (_size(found) for found in re.findall(r"\b\w+\[[\d,]*\]", line.type))
+    return min((size for size in arrays if size > _WORD), default=0.0)
+
+
 def _ends(line: _Line) -> bool:
     return line.op.endswith("-done") or line.name.startswith("async-collective-done")
 
@@ -320,8 +326,9 @@ class _Sums:
         if line.op == "async-update":  # where a SparseCore of v7x is given what it was started for
             for name in filter(due.__contains__, line.operands):
                 del due[name]
-                due[line.name] = now + self.lengths[name]
-                self.given.add(line.name)
+                due[line.name] = now + self.lengths.get(name, _moved(line) / self.chip.bandwidth)
+                if name in self.lengths:
+                    self.given.add(line.name)
             return now
         cycles = re.search(r'estimated_cycles"?:\s*"?(\d+)', line.rest)
         if cycles and int(cycles[1]) and not line.name.startswith("async-collective"):
@@ -339,10 +346,8 @@ class _Sums:
                 return now
             return now + self.spend(line, "exposed", seconds, times)
         if line.op in ("copy-start", "slice-start", "async-start"):
-            arrays = (_size(found) for found in re.findall(r"\b\w+\[[\d,]*\]", line.type))
-            moved = min((size for size in arrays if size > _WORD), default=0.0)  # a part of what it is cut out of
             due[line.name] = max([now, *(end for name, end in due.items() if "copy" in name or "slice" in name)])
-            due[line.name] += moved / self.chip.bandwidth  # one after the other: they share the memory
+            due[line.name] += _moved(line) / self.chip.bandwidth  # one after the other: they share the memory
             return now
         if line.op == "custom-call":
             seconds = self.spend(line, "kernels", self.kernel(line), times)

@@ -271,6 +271,10 @@ def test_collectives_that_a_sparse_core_runs_begin_where_they_are_given_their_nu
     close.assert_relative(found.collectives, whole)
     close.assert_relative(found.computing, 2 * tenth / chip.clock)
     close.assert_relative(found.exposed, whole - tenth / chip.clock)
+    turned = SPARSE.replace("all-reduce.1.call", "sparse-core-data-format-call").replace("all-reduce(", "copy(")
+    moved = schedule.of_text(turned.replace("CYCLES", "1"), chip)
+    assert moved.collectives == moved.exposed == 0.0
+    close.assert_relative(moved.waiting, 8e6 / chip.bandwidth - 1 / chip.clock)
 
 
 def test_options_are_those_of_a_generation():
