@@ -444,11 +444,9 @@ def queries_keys_values(
         q, k, v = found
         found = heads_fn(q, layer.get("q_norm")), heads_fn(k, layer.get("k_norm")), v
     q, k, v = (y.reshape(b, s, n, config.head_dim) for y, n in zip(found, heads, strict=True))
-    if heads_fn is not None:
-        return q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    if config.qk_norm:
+    if heads_fn is None and config.qk_norm:
         q, k = norm(config, q, layer, "q_norm"), norm(config, k, layer, "k_norm")
-    if not config.learned_positions:
+    if heads_fn is None and not config.learned_positions:
         inverse = layer["inverse"] if "inverse" in layer else rope_frequencies(config)
         q, k = rotate_fn(q, positions, inverse), rotate_fn(k, positions, inverse)
     return q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)

@@ -86,8 +86,7 @@ def make_token_rows(*, interpret: bool = False, split: Split = on_one_device) ->
         x, scale, waves = kept
         nothing = jax.tree.map(jnp.zeros_like, waves)  # positions do not train
         if scale is None:
-            run = partial(call, partial(_turned_back_kernel), "heads_turned_back")
-            return split(run, (HEADS, SAME, WAVES, WAVES), (HEADS,))(grad, _any(scale, waves), *waves)[0], None, nothing
+            return heads(grad, None, waves._replace(sin=-waves.sin), eps), None, nothing
         run = partial(call, partial(_heads_slopes_kernel, eps), "heads_slopes", sums=True)
         given = (HEADS, SAME, WAVES, WAVES, HEADS)
         of_x, of_scale = split(run, given, (HEADS, SUMS))(x, scale, *waves, grad)
@@ -195,11 +194,6 @@ def _heads_kernel(eps, x, scale, cos, sin, out):
         if eps is not None:
             here = _times(_normed(here, eps)[0], scale[...], out.dtype)
         out[0, :, head] = _turned(here, cos[0], sin[0]).astype(out.dtype)
-
-
-def _turned_back_kernel(grad, scale, cos, sin, out):
-    for head in _by_head(grad, cos.shape[2]):
-        out[0, :, head] = _turned(grad[0, :, head], cos[0], -sin[0]).astype(out.dtype)
 
 
 def _heads_slopes_kernel(eps, rows, x, scale, cos, sin, grad, out, of_scale):
