@@ -298,10 +298,11 @@ def test_a_librarys_warning_is_one_line():
 )
 def test_a_package_that_is_there_is_not_called_missing(text, because, own_module):
     """Who has it installed would install it again and again."""
+    package = "own_chess"
     if text is not None:
-        own_module("own_chess", text)
+        own_module(package, text)
     with pytest.raises(UserError) as error:
-        extra_module("own_chess", "games need", "games")
+        extra_module(package, "games need", "games")
     message = str(error.value)
     assert message.startswith(f"games need own-chess{because}")
     assert message.endswith(": pip install 'jaxrl_llm[games]'") and "\n" not in message
