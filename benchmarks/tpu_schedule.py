@@ -31,6 +31,7 @@ SLICES = {
     "v5e": ("v5e:2x4", "v5e:4x4", "v5e:8x8", "v5e:16x16"),
     "v5p": ("v5p:2x2x2", "v5p:4x4x4"),
     "v6e": ("v6e:2x4", "v6e:4x4", "v6e:8x8"),
+    "v7x": ("v7x:2x2x1", "v7x:2x2x2", "v7x:4x4x4"),
 }
 PHASES = ("reshard", "prefill", "score", "decode", "update")  # the quickest to compile first
 COMPARED = "compared"

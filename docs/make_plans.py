@@ -17,7 +17,10 @@ from jaxrl_llm.run.plan import GIB, Settings, work_of
 MODELS = (
     "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-8B", "Qwen3-32B", "Llama-3-8B", "Llama-3-70B", "Qwen3-30B-A3B",
 )  # fmt: skip
-SLICES = ("v5e:2x4", "v5e:4x4", "v5e:8x8", "v5p:2x2x2", "v5p:4x4x4", "v6e:2x4", "v6e:4x4", "v6e:8x8")
+SLICES = (
+    "v5e:2x4", "v5e:4x4", "v5e:8x8", "v5p:2x2x2", "v5p:4x4x4", "v6e:2x4", "v6e:4x4", "v6e:8x8", "v7x:2x2x1",
+    "v7x:4x4x4",
+)  # fmt: skip
 PROMPT, RESPONSE, PROMPTS, GROUP = 1024, 3072, 16, 8
 RECORD = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "tpu_schedule.json"
 
