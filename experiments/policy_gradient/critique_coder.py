@@ -67,7 +67,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (6,), "steps": 80, "eval_every": 8, "prompts_per_step": 8, "max_new_tokens": 64, "temperature": 1.0,
+    "levels": (6,), "steps": 30, "eval_every": 3, "prompts_per_step": 8, "max_new_tokens": 64, "temperature": 1.0,
     "learning_rate": 1e-4, "eval_problems": 128, "train_problems": 1024, "warm_steps": 600,
 }  # fmt: skip
 SMOKE = {
