@@ -1,12 +1,16 @@
 """Rows from wherever a data set lies: JSON, CSV, Parquet, a saved Hugging Face data set, TensorFlow Datasets.
 
-A row is a dict of columns, in the order of the source, with the place it came from; what cannot be read is counted.
+JSON and CSV files may be compressed by gzip (``FILE.jsonl.gz``). A row is a dict of columns, in the order of the
+source, with the place it came from; what cannot be read is counted.
 """
 
 import csv
+import gzip
+import io
 import json
 import pathlib
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -62,9 +66,23 @@ def _short(error: Exception) -> str:
     return str(error).partition(";")[0]
 
 
+def _bytes(path: pathlib.Path) -> io.BufferedIOBase:
+    """What a file holds, of a compressed one what was compressed."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _kind(path: pathlib.Path) -> str:
+    """The ending by which a file is read, of a compressed one that of what it holds.
+
+    >>> _kind(pathlib.Path("rows.jsonl")), _kind(pathlib.Path("rows.csv.gz"))
+    ('.jsonl', '.csv')
+    """
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
 def json_lines(path: pathlib.Path) -> Iterator[Row | Malformed]:
     """Every line that holds something, in order; blank lines are skipped."""
-    with path.open("rb") as file:
+    with _bytes(path) as file:
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
                 continue
@@ -83,12 +101,13 @@ def json_lines(path: pathlib.Path) -> Iterator[Row | Malformed]:
 
 def json_array(path: pathlib.Path) -> Iterator[Row | Malformed]:
     """The objects of a ``.json`` file that holds one list, as many benchmarks ship them; else its lines."""
-    with path.open("rb") as file:
+    with _bytes(path) as file:
         if not file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
             yield from json_lines(path)
             return
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        with _bytes(path) as file:
+            found = json.loads(file.read().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no readable JSON list: {_short(error)}") from error
     for number, columns in enumerate(found, start=1):
@@ -102,8 +121,8 @@ def separated(path: pathlib.Path) -> Iterator[Row | Malformed]:
     Raises:
       DataError: for a file that is not UTF-8 or whose first line does not name the columns.
     """
-    mark = "\t" if path.suffix == ".tsv" else ","
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    mark = "\t" if _kind(path) == ".tsv" else ","
+    with io.TextIOWrapper(_bytes(path), encoding="utf-8-sig", newline="") as file:
         csv.field_size_limit(2**31 - 1)  # a text may be long
         lines = csv.reader(file, delimiter=mark, strict=True)
         try:
@@ -261,7 +280,7 @@ def columnar(spec: str) -> bool:
     >>> columnar("rows.parquet"), columnar("rows.jsonl")
     (True, False)
     """
-    return pathlib.Path(spec).suffix not in (".jsonl", ".json", ".csv", ".tsv")
+    return _kind(pathlib.Path(spec)) not in (".jsonl", ".json", ".csv", ".tsv")
 
 
 @contextmanager
@@ -273,6 +292,8 @@ def _readable(spec: str) -> Iterator[None]:
         raise DataError(
             f"--data {spec} cannot be read ({error.strerror or error}); give a file that you may read"
         ) from error
+    except (EOFError, zlib.error) as error:  # of gzip; what is no such file at all is an OSError
+        raise DataError(f"--data {spec} is damaged ({error}); fetch the file again") from error
 
 
 def _is(spec: str, kind: Callable[[pathlib.Path], bool]) -> bool:
@@ -284,7 +305,9 @@ def _is(spec: str, kind: Callable[[pathlib.Path], bool]) -> bool:
 
 
 def rows(spec: str) -> Iterator[Row | Malformed]:
-    """The rows of a file (jsonl, json, csv, tsv, parquet), of ``FOLDER[:SPLIT]``, of ``tfds:NAME[:VERSION][:SPLIT]``.
+    """The rows of a file (jsonl, json, csv or tsv, also with ``.gz`` behind; parquet), of a folder or a prepared set.
+
+    The latter are ``FOLDER[:SPLIT]`` and ``tfds:NAME[:VERSION][:SPLIT]``.
 
     Raises:
       DataError: for a source that does not exist or cannot be read as a whole.
@@ -317,7 +340,9 @@ def _opened(spec: str) -> Iterator[Row | Malformed]:
     if split:
         raise DataError(f"--data {spec}: {path} is one file, which has no splits; drop :{split}")
     readers = {".parquet": parquet, ".json": json_array, ".csv": separated, ".tsv": separated}
-    return readers.get(path.suffix, json_lines)(path)
+    if _kind(path) != path.suffix and _kind(path) == ".parquet":
+        raise DataError(f"--data {spec}: a Parquet file is compressed within; gunzip it")
+    return readers.get(_kind(path), json_lines)(path)
 
 
 def mixture(spec: str) -> list[tuple[str, float]]:

@@ -1,4 +1,5 @@
 import datetime
+import gzip
 import json
 import pathlib
 
@@ -332,3 +333,28 @@ def test_a_json_list_is_read_as_rows_and_json_lines_by_the_same_name_as_lines(tm
     path.write_text("[{]")
     with pytest.raises(DataError, match="rows.json is no readable JSON list: "):
         sources.read(str(path))
+
+
+def test_compressed_files_are_read_as_what_they_hold(tmp_path):
+    lines = "\n".join(map(json.dumps, COLUMNS)).encode()
+    texts = {"rows.jsonl": lines, "rows.json": json.dumps(COLUMNS).encode(), "rows.csv": b"prompt,answer\n1+1=>,2\n"}
+    for name, text in texts.items():
+        plain, packed = tmp_path / name, tmp_path / f"{name}.gz"
+        plain.write_bytes(text)
+        packed.write_bytes(gzip.compress(text))
+        found = sources.read(str(packed))[0]
+        assert [row.columns for row in found] == _columns(str(plain)) and found[0].where.startswith(f"{packed}:")
+        assert sources.columnar(str(packed)) == sources.columnar(str(plain))
+    packed = tmp_path / "rows.jsonl.gz"
+    many = gzip.compress(b"".join(b'{"prompt": "%d"}\n' % k for k in range(999)))
+    for broken, said in (
+        (lines, "rows.jsonl.gz cannot be read .Not a gzipped file"),
+        (many[:-40], r"rows.jsonl.gz is damaged .*; fetch the file again"),
+        (many[:20] + b"\xff" * 40 + many[60:], r"rows.jsonl.gz is damaged .*; fetch the file again"),
+    ):
+        packed.write_bytes(broken)
+        with pytest.raises(DataError, match=said):
+            sources.read(str(packed))
+    (tmp_path / "rows.parquet.gz").write_bytes(b"")
+    with pytest.raises(DataError, match="a Parquet file is compressed within; gunzip it"):
+        sources.read(str(tmp_path / "rows.parquet.gz"))
