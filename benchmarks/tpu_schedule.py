@@ -1,22 +1,23 @@
 """Tables of what the TPU compiler promises: each phase of a GRPO step for known models and slices, without a TPU.
 
-    python benchmarks/tpu_schedule.py --compared
-    python benchmarks/tpu_schedule.py --memory
     python benchmarks/tpu_schedule.py
+    python benchmarks/tpu_schedule.py --memory
     python benchmarks/tpu_schedule.py --models Qwen3-1.7B --slices v5e:2x4 --phases update
 
 Adds to results/benchmarks/tpu_schedule.json what is not there yet, a phase of a model on a slice at a time, and writes
-docs/schedule.md from it; what was compiled is kept if the next fails. Without ``--slices`` a model is compiled for the
-smallest slice of each generation on which it fits by the closed form. ``--compared``: the phases of Qwen3-1.7B that
-Tunix's figures exist for, in their shapes, every layer compiled, or with ``--lines`` by the straight lines of the other
-table; ``--checked``: these against all layers. ``--memory``: what each phase needs, which is known before any code is
-made. Needs libtpu (extra ``plan``); a phase takes seconds on an idle core with ``--memory`` and a minute without, one
-whose layers are compiled one by one several, of ``--compared`` up to twenty.
+docs/schedule.md from it; what was compiled is kept if the next fails. Without a flag, all that follows, one after the
+other. ``--compared``: the phases of one model in one shape, every layer compiled, or with ``--lines`` by the straight
+lines of the other tables. ``--memory``: what each phase needs, which is known before any code is made. ``--phases``:
+the schedules; without ``--slices`` a model is compiled for the smallest slice of each generation on which it fits by
+the closed form. ``--checked``: straight lines against all layers. ``--tunix``: ours beside Tunix's programs, which
+needs ``pip install google-tunix`` as well. Needs libtpu (extra ``plan``); a phase takes seconds on an idle core with
+``--memory`` and a minute without, one whose layers are compiled one by one several, of ``--compared`` up to twenty.
 """
 
 import argparse
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import pathlib
 import sys
@@ -36,8 +37,8 @@ SLICES = {
 PHASES = ("reshard", "prefill", "score", "decode", "update")  # the quickest to compile first
 COMPARED = "compared"
 COMPILER = "libtpu"  # whose figures they are: another version makes other programs
-# by the compiler's cycles, kernels without any: google-tunix 0.1.7 on the same shapes, where it has been compiled
-TUNIX = {"decode, one token": "21.7", "update": "510; with splash attention 397 + kernels"}
+BESIDE = "tunix"
+TABLES = (["--compared"], ["--memory"], ["--phases", *PHASES], ["--checked"], ["--tunix"])
 PARTS = ("computing", "kernels", "exposed", "waiting", "total", "least")
 HEAD = """# What the TPU compiler promises
 
@@ -61,11 +62,20 @@ CELLS_HEAD = """
 The same plans. *decode* is every token of one rollout. A phase whose layers are compiled one by one (marked ~) is a
 straight line through programs of {few} and {more} layers{checked}.{missing}
 """
-COMPARED_HEAD = """## Beside Tunix
+COMPARED_HEAD = """## One model in one shape
 
 Qwen3-1.7B on `v5e:2x4` in bfloat16, as a run compiles it: scores of 32 rows x 2,048 and updates of 16 rows x 1,024 on
 `fsdp=8`; prefill of 32 prompts x 1,024 for 256 rows, and all 1,023 further tokens of each, on `data=8`. Marked ~: a
 straight line through programs of fewer layers, as below.
+"""
+BESIDE_HEAD = """## Beside Tunix
+
+Tunix {tunix} (its models, its GRPO loss, its layouts; splash attention in the update) and this library, compiled for
+the same slice in the same shapes and added up alike: an update of two rows of 256 + 768 tokens a chip, and one token of
+256 rows with a cache of 2,048, full. *x*: Tunix's total by ours. Most are straight lines through programs of few
+layers. Ours is the program of a run; a kernel of theirs that does not say what it needs counts nothing, and of a token
+theirs is the step alone, without its loop and without sampling. Its Llama has one type for weights and computing, which
+is bfloat16 here; ours has float32 masters.
 """
 
 
@@ -194,20 +204,84 @@ def checked_words(record: dict[str, dict[str, Any]]) -> str:
 
 def compared_table(found: dict[str, dict[str, Any]]) -> str:
     """``compared`` for people."""
-    columns = ("phase", *PARTS, "collectives", "GiB", "Tunix 0.1.7")
+    columns = ("phase", *PARTS, "collectives", "GiB")
     lines = [COMPARED_HEAD, "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, one in ((name, found[name]) for name in SHAPES if name in found):
-        theirs = next((said for phase, said in TUNIX.items() if name.startswith(phase)), "-")
         said = f"{name} ~" if "layers" in one else name
-        lines.append(
-            "| " + " | ".join([said, *(f"{one[part]:,}" for part in (*PARTS, "collectives", "gib")), theirs]) + " |"
-        )
+        lines.append("| " + " | ".join([said, *(f"{one[part]:,}" for part in (*PARTS, "collectives", "gib"))]) + " |")
         if name.startswith("decode"):
             tokens = {part: one[part] / 1023 for part in (*PARTS, "collectives")}
             said = name.replace("1,023 tokens", "one token")
-            cells = [said, *(f"{x:.2f}" for x in tokens.values()), "", TUNIX.get(said, "-")]
+            cells = [said, *(f"{x:.2f}" for x in tokens.values()), ""]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
+
+
+# the slice of a model, and the parts of ``tensor`` that its sampling has
+SIDE_BY_SIDE = {
+    "Qwen3-0.6B": ("v5e:2x4", 1), "Qwen3-1.7B": ("v5e:2x4", 1), "Qwen3-8B": ("v5e:4x4", 8),
+    "Llama-3-8B": ("v5e:4x4", 8), "Qwen3-32B": ("v5e:8x8", 8), "Llama-3-70B": ("v5p:4x4x4", 8),
+    "Qwen3-30B-A3B": ("v5e:8x8", 4),
+}  # fmt: skip
+SIDES = ("decode, one token", "update, recomputed", "update, activations kept")
+SHALLOW = (2, 4)  # layers of Tunix's programs, which take minutes
+
+
+def figures_of(found: Any, tokens: int = 1) -> dict[str, Any] | None:
+    """Milliseconds and GiB, of one token; None: does not fit."""
+    if found.schedule is None:
+        return None
+    parts = {part: round(1e3 * getattr(found.schedule, part) / tokens, 2) for part in PARTS[:-1]}
+    return parts | {"gib": round(found.peak / 2**30, 2)}
+
+
+def beside(model: str, name: str) -> dict[str, Any]:
+    """One phase of a model, ours and Tunix's: see ``BESIDE_HEAD``."""
+    import tunix_programs
+
+    from jaxrl_llm.planning import chips, compiled
+    from jaxrl_llm.planning.known_models import shape_of
+    from jaxrl_llm.planning.parallel_layout import Sizes
+    from jaxrl_llm.planning.work import Work
+
+    slice_, tensor = SIDE_BY_SIDE[model]
+    topology, config = chips.parse(slice_), shape_of(model)
+    devices, phase, remat = compiled.devices(topology), name.split(",")[0], name != SIDES[2]
+    if phase == "decode":
+        work, sizes = Work(1024, 1024, 256, 256, group=8), {"rows": 256, "length": 2048, "tensor": tensor}
+    else:
+        rows = 2 * topology.chips
+        work, sizes = Work(256, 768, rows, rows, group=1, remat=remat), {"rows": rows, "prompt": 256, "response": 768}
+        sizes |= {"remat": remat}
+    parts = {"expert" if config.experts else "data": topology.chips // tensor, "tensor": tensor}
+    ours = compiled.of_step(
+        config, Sizes(fsdp=topology.chips), Sizes(**parts), work, devices,
+        names=(phase,), chip=topology.chip, whole=False,
+    )[phase]  # fmt: skip
+    theirs = compiled.of_depths(
+        config, lambda shallow: tunix_programs.phase(shallow, model, phase, devices, sizes), depths=SHALLOW,
+        chip=topology.chip,
+    )  # fmt: skip
+    return {"ours": figures_of(ours, 1023 if phase == "decode" else 1), "tunix": figures_of(theirs)}
+
+
+def beside_table(record: dict[str, Any]) -> str:
+    """``beside`` for people."""
+    from jaxrl_llm.planning import chips
+
+    columns = ("model", "slice", "phase", "layout", "ours", "exposed", "GiB", "Tunix", "exposed", "GiB", "x")
+    lines = []
+    for model, (topology, tensor) in SIDE_BY_SIDE.items():
+        for name in (one for one in SIDES if one in record.get(model, {})):
+            both = [record[model][name][side] for side in ("ours", "tunix")]
+            cells = [f"tensor={tensor}" if name == SIDES[0] else f"fsdp={chips.parse(topology).chips}"]
+            for one in both:
+                cells += (
+                    [f"{one[part]:,.2f}" for part in ("total", "exposed", "gib")] if one else ["does not fit", "", ""]
+                )
+            cells.append(f"{both[1]['total'] / both[0]['total']:.2f}" if all(both) else "-")
+            lines.append("| " + " | ".join([model, topology, name, *cells]) + " |")
+    return "\n".join([BESIDE_HEAD.format(tunix=record["version"]), *table(columns, lines), ""])
 
 
 COLUMNS = ("model", "slice", "plan", "phase", *PARTS, "of the roof", "dearest place")
@@ -268,7 +342,8 @@ def page(record: dict[str, Any]) -> str:
     from jaxrl_llm.planning.compiled import DEPTHS
 
     beside = compared_table(record[COMPARED]) if COMPARED in record else ""
-    cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED, COMPILER)}
+    beside += "\n" + beside_table(record[BESIDE]) if BESIDE in record else ""
+    cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED, BESIDE, COMPILER)}
     memory = [gib_row(name, cell) for name, cell in cells.items() if cell["gib"]]
     lines = [line for name, cell in cells.items() for line in rows_of(name, cell)]
     said = {"few": DEPTHS[0], "more": DEPTHS[1], "checked": checked_words(record), "missing": missing(cells, "phases")}
@@ -296,11 +371,17 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     parser.add_argument("--slices", nargs="+")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--memory", action="store_true", help="buffers alone, without code: seconds a phase")
-    parser.add_argument("--compared", action="store_true", help="the phases beside Tunix's, and no others")
+    parser.add_argument("--compared", action="store_true", help="one model in one shape, and no others")
     parser.add_argument("--lines", action="store_true", help="--compared by straight lines, as the other table is")
     parser.add_argument("--checked", action="store_true", help="straight lines against all layers, and no others")
+    parser.add_argument("--tunix", action="store_true", help="of --models beside Tunix's programs, and no others")
+    words = sys.argv[1:] if words is None else words
+    if not words:
+        for one in TABLES:
+            main(one, record, out)
+        return
     given = parser.parse_args(words)
-    command = " ".join(["python benchmarks/tpu_schedule.py", *(sys.argv[1:] if words is None else words)])
+    command = " ".join(["python benchmarks/tpu_schedule.py", *words])
     found = json.loads(record.read_text()) if record.exists() else {}
     installed = importlib.metadata.version(COMPILER) if compiled.available() else "none"
     if found.setdefault(COMPILER, installed) != installed:
@@ -321,6 +402,18 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
         for name in [name for name in (SHAPES if given.compared else LINES) if name not in place]:
             place[name] = compared(name, whole=given.compared and not given.lines)
             kept(name, place[name])
+        return
+    if given.tunix:
+        if importlib.util.find_spec("tunix") is None:
+            raise SystemExit("--tunix: Tunix is not installed: pip install google-tunix==0.1.7")
+        place = found.setdefault(BESIDE, {})
+        place["version"] = importlib.metadata.version("google-tunix")
+        for name, model in ((name, model) for name in SIDES for model in given.models):
+            of_model = place.setdefault(model, {})
+            kept_too = SIDE_BY_SIDE[model][0] == "v5e:2x4"  # the activations of larger models do not fit
+            if name not in of_model and (name != SIDES[2] or kept_too):
+                of_model[name] = beside(model, name)
+                kept(f"{model} {name}", of_model[name])
         return
     cells = list(planned_cells(given.models, given.slices))
     for phase in given.phases:  # every cell has something soon

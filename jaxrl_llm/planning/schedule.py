@@ -11,6 +11,7 @@ import collections
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrl_llm.planning.chips import Chip
@@ -114,7 +115,7 @@ class Program:
         self.entry, current = "", None
         self.tables: dict[str, dict[int, str]] = {}
         table = None
-        for line in text.splitlines():
+        for line in _whole_lines(text):
             if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
                 table = self.tables.setdefault(line, {})
             elif not line.startswith(" ") and line.endswith("{") and "->" in line:
@@ -185,6 +186,18 @@ class Program:
             if len(steps) == 1 and steps[0] and any(_number(term.rest, "index") == place for term in terms):
                 return steps[0]
         return 1
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """Lines of a program; those of one operation, whose attributes may have line breaks (Pallas's), as one."""
+    held = ""
+    for line in text.splitlines():
+        if held.startswith("  ") and line and not line.startswith("  ") and not re.match(r"\}(,|\s|$)", line):
+            held += line
+            continue
+        yield held
+        held = line
+    yield held
 
 
 def _number(text: str, name: str) -> int | None:

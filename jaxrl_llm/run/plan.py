@@ -15,7 +15,7 @@ from jaxrl_llm.planning.known_models import shape_of
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.planning.search import Plan
 from jaxrl_llm.planning.work import Work, sampled_bytes, shared
-from jaxrl_llm.run import flags
+from jaxrl_llm.run import compile_cache, flags
 from jaxrl_llm.run.options import BaseName, LayoutName, base_of, check_rank, planner_of
 from jaxrl_llm.run.parts import CacheNumbers
 
@@ -182,6 +182,7 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
         )
     shown, details = found[: settings.show], []
     if topology.tpu and not settings.estimate and compiled.available():
+        compile_cache.enable(False)  # programs for a TPU that is not there cannot be loaded again
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
             timed = topology.chip if settings.schedule else None

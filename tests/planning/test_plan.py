@@ -24,7 +24,7 @@ from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, phases,
 from jaxrl_llm.planning import known_models as shapes
 from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held, held_adapter, held_matrices
 from jaxrl_llm.planning.work import Work, columns, kept_bytes, rows_of, sampled_bytes
-from jaxrl_llm.run import flags
+from jaxrl_llm.run import compile_cache, flags
 from jaxrl_llm.run import plan as cli
 from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train import packing
@@ -470,11 +470,14 @@ def test_parts_of_the_batch_leave_room_for_the_reference():
 def test_memory_of_a_plan_by_the_compilers_buffers(capsys, monkeypatch):
     monkeypatch.setattr(compiled, "available", lambda: True)
     monkeypatch.setattr(compiled, "devices", lambda topology: [None])
+    kept: list[bool] = []
+    monkeypatch.setattr(compile_cache, "enable", kept.append)
     monkeypatch.setattr(buffers, "peak", lambda *given, **_: 2.0**30 * (7 if given[5] == "update" else 1))
     command = ["--model", "Qwen3-0.6B", "--show", "1", "--buffers"]
     assert cli.cli([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["plans"][0]
     assert found["limit"] == "update" and found["loop_peak_gib"] == 7.0 and found["peak_gib"]["decode"] > 1
+    assert kept == [False]  # what is compiled for a TPU that is not there cannot be loaded again
     assert cli.cli([*command, "--schedule"]) == 2
     assert "which --buffers leaves out" in capsys.readouterr().err
 
