@@ -59,7 +59,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 30, "eval_every": 3, "prompts_per_step": 24, "max_new_tokens": 26,
+    "levels": (2, 3), "steps": 18, "eval_every": 2, "prompts_per_step": 24, "max_new_tokens": 26,
     "learning_rate": 5e-5, "eval_problems": 128, "train_problems": 2048, "voices": roles.terse, "difficulty_samples": 3,
     "question_tokens": 14, "judge_tokens": 26, "pool_size": 2048,
 }  # fmt: skip
