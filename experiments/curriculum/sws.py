@@ -16,10 +16,11 @@ Left out:  language models in the embedded world, where recipes with errors are 
            have 3 of 10 concepts; several models, one for each role.
 Expect:    eval/accuracy sws > uniform > continued; eval/accuracy_7, the weakest category, sws > uniform.
 Measure:   held-out chains of 5 to 7 operations (the categories), of which the base has read those of 5; 8 seeds, each
-           with a first round and new problems of its own; equal rollouts and updates in the second round. If oracle
-           does not beat uniform, or uniform gains less than 0.1 in the second round (eval/gain, from the accuracy that
-           the first one leaves), the bed cannot show what an aim is worth. weak/share: of the training problems, those
-           that the first round left weak; where it is 0 there is nothing to aim at, and sws does as uniform does.
+           with a first round, the same for all arms whatever their rate, and new problems of its own; equal rollouts
+           and updates in the second round. If oracle does not beat uniform, or uniform gains less than 0.1 in the
+           second round (eval/gain, from the accuracy that the first one leaves), the bed cannot show what an aim is
+           worth. weak/share: of the training problems, those that the first round left weak; where it is 0 there is
+           nothing to aim at, and sws does as uniform does.
 Run:       python -m experiments.curriculum.sws
 """
 
@@ -36,6 +37,7 @@ from experiments.curriculum.parts import chain_concepts, synthesis, weakness, wr
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.run import flags
 from jaxrl_llm.run.bench import is_generated, problem_sets
 
 
@@ -46,6 +48,7 @@ class Settings(written_problems.Settings):
     prompts_per_step: int = 1024
     train_problems: int = 12000
     epochs: int = 3  # of the first round
+    first_rate: float = 0.0  # of its updates: one first round for arms of any learning rate; 0: that of the second
     new_problems: int = 40000
     aim: Callable | None = synthesis.at_weakness  # where new problems go; None: there are none
     keep_low: float = 0.125  # accuracy of a new problem that is kept
@@ -56,7 +59,7 @@ class Settings(written_problems.Settings):
 
 EMBEDDED = {
     "levels": (5, 6, 7), "steps": 160, "eval_every": 40, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 56,
-    "learning_rate": 2e-4, "train_problems": 96, "eval_problems": 96, "new_problems": 96,
+    "learning_rate": 2e-4, "first_rate": 2e-4, "train_problems": 96, "eval_problems": 96, "new_problems": 96,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 32, "train_problems": 16,
@@ -101,7 +104,7 @@ def _generated(settings: Settings) -> Callable[[int], experiment.Plan]:
         chain_concepts.check_chains(old)  # before the first round is trained
 
     def second(seed: int) -> experiment.Plan:
-        first, new = synthesis.first_round(settings, settings.epochs, seed), []
+        first, new = first_of(settings, seed), []
         if settings.aim is not None:
             aim = settings.aim(old, first, settings.new_problems)
             new = synthesis.synthesise(settings, aim, first.params, recipe_of(settings), seed)
@@ -116,13 +119,20 @@ def _over_rows(settings: Settings) -> Callable[[int], experiment.Plan]:
     ask_all = None if settings.aim is None else written_problems.open_synthesiser(settings, old)
 
     def second(seed: int) -> experiment.Plan:
-        first, new = synthesis.first_round(settings, settings.epochs, seed), []
+        first, new = first_of(settings, seed), []
         if settings.aim is not None:
             aim = settings.aim(old, first, settings.new_problems)
             new = written_problems.synthesise(settings, aim, first.params, recipe_of(settings), seed, ask_all)
         return second_round(settings, written_problems.bench_of(settings, found, old + new), first)
 
     return second
+
+
+def first_of(settings: Settings, seed: int) -> synthesis.FirstRound:
+    """The first round of a seed, at a rate of its own: arms whose second round has another rate share it."""
+    flags.check_amount("first_rate", settings.first_rate)
+    rate = settings.first_rate or settings.learning_rate
+    return synthesis.first_round(dataclasses.replace(settings, learning_rate=rate), settings.epochs, seed)
 
 
 def recipe_of(settings: Settings) -> synthesis.Recipe:

@@ -1,5 +1,7 @@
 """SwS: which problems are weak, where new ones go, how they are made, answered and kept."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,6 +121,20 @@ def test_each_seed_has_a_first_round_and_new_problems_of_its_own():
     for table in tables_of:
         assert table.tokens.shape[0] > len(old)
         np.testing.assert_array_equal(table.level[: len(old)], [p.level for p in old])
+
+
+def test_arms_of_other_rates_share_a_first_round(monkeypatch):
+    """A record tunes the rate of each arm: another one must not begin from other parameters, nor aim elsewhere."""
+    asked = []
+    monkeypatch.setattr(synthesis, "first_round", lambda s, epochs, seed: asked.append((s.learning_rate, epochs, seed)))
+    settings = sws.Settings(**sws.EMBEDDED)
+    for rate in (1e-4, 2e-4, 4e-4):
+        sws.first_of(dataclasses.replace(settings, learning_rate=rate), 3)
+    assert asked == [(2e-4, 3, 3)] * 3
+    sws.first_of(dataclasses.replace(settings, first_rate=0.0, learning_rate=4e-4), 0)
+    assert asked[3] == (4e-4, 3, 0)
+    with pytest.raises(UserError, match="--first-rate -1.0 must not be negative"):
+        sws.build(dataclasses.replace(settings, first_rate=-1.0))
 
 
 def test_the_order_of_a_first_round_belongs_to_its_seed(monkeypatch):
