@@ -84,11 +84,16 @@ def test_run_folder(tmp_path, capsys):
 
 
 def test_rows_to_be_measured_on_while_training(tmp_path, capsys, monkeypatch):
-    texts, opened = [], track.open_trackers
+    texts, tracked, opened = [], {}, track.open_trackers
 
     def watched(names, folder, *, begin=0):
         found = opened(names, folder, begin=begin)
-        return found._replace(text=lambda *said: (texts.append(said), found.text(*said)))
+
+        def write(step, values):
+            tracked.setdefault(step, {}).update(values)
+            found.write(step, values)
+
+        return found._replace(text=lambda *said: (texts.append(said), found.text(*said)), write=write)
 
     monkeypatch.setattr(track, "open_trackers", watched)
     measured = tmp_path / "measured.jsonl"
@@ -105,6 +110,8 @@ def test_rows_to_be_measured_on_while_training(tmp_path, capsys, monkeypatch):
     assert results["before"]["pass@1"]["n"] == 6  # of the file alone
     assert list(results["while_training"]) == ["1"]
     assert list((run / "tensorboard").iterdir())
+    whole = {0: results["before"], 1: {"pass@1": dict(mean=lines[0]["eval/pass@1"])}, 2: results["after"]}
+    assert {step: x["eval/pass@1"] for step, x in tracked.items()} == {k: x["pass@1"]["mean"] for k, x in whole.items()}
     assert [step for step, name, _ in texts] == [1, 2] and texts[0][1] == "samples"
     assert texts[0][2].count("reward") == 8  # two groups of four
     # it goes on with another number of evaluations, and not with other rows

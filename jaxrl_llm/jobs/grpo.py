@@ -232,7 +232,7 @@ def measure_of_samples(
     move = make_move(settings, model, mesh)
 
     def measure(params: Params, key: Key) -> dict[str, Any]:
-        return evaluate.sampled(
+        found = evaluate.sampled(
             rollout,
             score,
             params if move is None else move(params)[0],
@@ -240,6 +240,7 @@ def measure_of_samples(
             jax.random.key(EVAL_KEY),
             samples=settings.eval_samples,
         )
+        return found | evaluate.figures(evaluate.of_samples(found, tables.heldout_table))  # which trackers show
 
     return measure
 

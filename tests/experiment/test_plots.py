@@ -76,3 +76,16 @@ def test_the_primary_part_is_always_whole():
     plots._forest(axis, conclude("", close_by, far_off))
     assert axis.get_xlim()[1] < 14.0 and any(line.get_marker() == ">" for line in axis.lines)
     plt.close(figure)
+
+
+@pytest.mark.parametrize("rewards", [(0.1, 0.4), (-2.0, 0.4), (3.0, 5.0)])
+def test_the_curve_of_a_run_shows_every_reward(rewards, tmp_path, monkeypatch):
+    """Those of one's own are no shares of right responses."""
+    plt, closed = record.pyplot(), []
+    monkeypatch.setattr(plt, "close", closed.append)
+    rows = [{"step": k + 1, "reward/mean": x, "policy/entropy": 1.0} for k, x in enumerate(rewards)]
+    record.plot_curves(tmp_path / "curve.png", rows, "a title", {0: (0.1, 0.0, 0.2)})
+    low, high = closed[0].axes[0].get_ylim()
+    assert low <= min(rewards) and max(rewards) <= high and ((low, high) == (0, 1)) == (rewards == (0.1, 0.4))
+    monkeypatch.undo()
+    plt.close(closed[0])

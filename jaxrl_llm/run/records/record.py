@@ -190,7 +190,10 @@ def plot_curves(path: pathlib.Path, rows: list[dict[str, Any]], title: str, poin
         low = [max(0.0, p[0] - p[1]) for p in points.values()]
         high = [max(0.0, p[2] - p[0]) for p in points.values()]
         axes[0].errorbar(x, centre, (low, high), fmt="o", color="tab:red", capsize=4, label="held-out pass@1, 95 %")
-    axes[0].set(ylabel="fraction right", title=title, ylim=(0, 1))
+    if any(x < 0 or x > 1 for x in column("reward/mean")):  # rewards of one's own are no shares of right responses
+        axes[0].set(ylabel="reward, fraction right", title=title)
+    else:
+        axes[0].set(ylabel="fraction right", title=title, ylim=(0, 1))
     axes[0].legend(loc="lower right")
     draw(axes[1], "length/mean_tokens", "tab:green")
     axes[1].set(ylabel="tokens")
