@@ -34,7 +34,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
-from jaxrl_llm.run.bench import most_heldout
+from jaxrl_llm.run.bench import is_generated, most_heldout
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TokenTerms
 
@@ -125,7 +125,7 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.sft_steps:
         numbers = {"steps": max(settings.sft_steps, settings.steps), "learning_rate": settings.sft_rate}
         plan = plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
-    if settings.ood_levels:
+    if settings.ood_levels and is_generated(settings.data):  # rows of one's own have no other level: the same problems
         # it reads no training row, of which another level may have fewer, and held-out ones as many as there are
         beside = dataclasses.replace(settings, levels=settings.ood_levels, train_problems=1)
         beside = dataclasses.replace(beside, eval_problems=most_heldout(beside))

@@ -1,6 +1,7 @@
 """RL-PLUS: what is measured beside the level that trains."""
 
 import dataclasses
+import json
 
 import jax
 
@@ -24,3 +25,12 @@ def test_another_level_is_measured_with_as_many_problems_as_it_has(monkeypatch):
 def test_no_other_level_no_other_measurement():
     plan = rl_plus.build(dataclasses.replace(BASE, ood_levels=()))
     assert plan.measure is recipes.make_measure(BASE)
+
+
+def test_rows_of_ones_own_have_no_other_level(tmp_path):
+    """With the bundled model ``ood/accuracy`` was that of the problems of ``eval/accuracy`` once more."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"m7 {k}+1=>", "answer": str(k + 1)}) + "\n" for k in range(40)))
+    settings = dataclasses.replace(BASE, data=str(path), eval_problems=4)
+    assert settings.ood_levels
+    assert rl_plus.build(settings).measure is recipes.make_measure(settings)
