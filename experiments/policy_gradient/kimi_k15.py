@@ -9,8 +9,8 @@ Equations: loss = (r - mean - tau log(pi(y) / pi_old(y)))^2 for each response; l
            the paper's warm-up. Prompts are drawn with weight 1 - success (prioritised). positives: wrong responses do
            not train (ReST-like). grpo: clipped surrogate, normalised advantages; reinforce: -rho A, no clip.
            reset: the optimiser begins anew with every rollout, since the reference is another; curriculum: half of the
-           steps on the half that the starting model solves most often (of 10 tries, one grading for all seeds, as a set
-           of problems is graded once), then all, by failures. partial: an iteration writes budget tokens of each
+           steps on the half that the model solves most often when RL begins (of 10 tries, one grading for all seeds, as
+           a set of problems is graded once), then all, by failures. partial: an iteration writes budget tokens of each
            response; those that have not ended wait, go on under the weights of the next one, and train with their group
            when all have ended (or repeat themselves), older tokens with the log-probabilities of their time;
            partial_fresh: older tokens do not train.
@@ -59,7 +59,7 @@ from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage, as_trained, no_extras
 from jaxrl_llm.types import Params, Sampler, TokenTerms
 
-TRIES = 10  # samples of the starting model that grade a problem
+TRIES = 10  # samples that grade a problem
 
 
 def kept(tx: optax.GradientTransformation, updates: int) -> optax.GradientTransformation:
@@ -87,7 +87,7 @@ def at_once(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
 def easy_first(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
     """The easier half of the problems for half of the steps, then all by their failures."""
     every = np.arange(bench.train.tokens.shape[0])
-    rates = curricula.sample_pass_rates(bench, settings, every, samples=TRIES)
+    rates = rates_once_long(settings, settings.warm_steps)
     easy = np.argsort(-rates, kind="stable")[: max(1, every.size // 2)]
     half = settings.steps // 2
     return tuple(
@@ -97,6 +97,17 @@ def easy_first(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
             (partial(balanced.make_balanced, weigh=balanced.failure), settings.steps - half),
         )
     )
+
+
+@recipes.cached_by_task
+def rates_once_long(settings: recipes.OnlineSettings, warm_steps: int) -> np.ndarray:
+    """Shares of right ones among ``TRIES`` answers of the model as RL finds it, by one run of the stage before."""
+    found = recipes.bench(settings)
+    by, every = found.model, np.arange(found.train.tokens.shape[0])
+    if warm_steps and settings.data == "chain":
+        long = long_winded.warm_base(found, recipes.solved_problems(settings), steps=warm_steps)
+        by = by._replace(params=long(jax.random.key(0)))
+    return curricula.pass_rates(found, by, every, samples=TRIES, max_new_tokens=settings.max_new_tokens)
 
 
 def length_later(settings, bench: recipes.Bench) -> tuple[Stage, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.parts import long_winded
 from experiments.policy_gradient import kimi_k15
 from experiments.policy_gradient.parts import long_to_short, partial_rollouts
 from jaxrl_llm import reduce
@@ -103,6 +104,19 @@ def test_the_easier_half_comes_first():
     often = jax.vmap(lambda key: sampler.draw(state, key, 6)[0])(keys)
     later = np.bincount(np.asarray(often).reshape(-1), minlength=24)
     assert later[sorted(rest)].sum() > later[sorted(drawn)].sum()
+
+
+def test_problems_are_graded_by_the_model_that_has_become_long_winded(monkeypatch):
+    """The base model answers in half of the tokens: what it solves is not what the arm begins with."""
+    settings = kimi_k15.Settings(levels=(1,), train_problems=19, eval_problems=4, max_new_tokens=26, warm_steps=7)
+    graded, own = [], recipes.bench(settings).model.params
+    monkeypatch.setattr(long_winded, "warm_base", lambda found, problems, *, steps: lambda key: ("long", steps))
+    monkeypatch.setattr(
+        curricula, "pass_rates", lambda found, by, rows, **numbers: graded.append(by.params) or np.ones(len(rows))
+    )
+    kimi_k15.easy_first(settings, recipes.bench(settings))
+    kimi_k15.easy_first(dataclasses.replace(settings, warm_steps=0), recipes.bench(settings))
+    assert graded[0] == ("long", 7) and graded[1] is own and len(graded) == 2
 
 
 def test_responses_that_repeat_themselves_against_a_loop():
