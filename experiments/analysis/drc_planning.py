@@ -172,14 +172,17 @@ def imitation(settings, params: Params, level: sokoban.Level, keys: Key) -> tupl
 def actor_critic(settings, params: Params, level: sokoban.Level, keys: Key) -> tuple[Array, dict[str, Array]]:
     """``-A log pi + (V - target)^2 / 2 - entropy`` of its own games.
 
-    1 for a solution, 0.1 for a box that comes onto a goal, -0.1 for one that leaves it, -0.01 a step.
+    1 for a solution, 0.1 for a box that comes onto a goal, -0.1 for one that leaves it, -0.01 a step. What a game that
+    is cut off would still earn is the value of the board behind its last move.
     """
-    games = jax.vmap(lambda one, key: playing(settings)(params, one, key, plan_probes.sampled))(level, keys)
+    play = playing(dataclasses.replace(settings, moves=settings.moves + 1))
+    longer = jax.vmap(lambda one, key: play(params, one, key, plan_probes.sampled))(level, keys)
+    games = plan_probes.cut(longer, settings.moves)
     ends = games.used & ~jnp.concatenate([games.used[:, 1:], ~games.solved[:, None]], axis=1)
     on = jnp.sum(jnp.any(games.boxes[..., None] == level.goals[:, None, None, :], axis=3).astype(jnp.float32), axis=2)
     rewards = jnp.where(games.used, ends.astype(jnp.float32) + 0.1 * (on[:, 1:] - on[:, :-1]) - 0.01, 0.0)
     stop = jax.lax.stop_gradient
-    last = jnp.where(games.solved, 0.0, stop(games.values[:, -1]))
+    last = jnp.where(games.solved, 0.0, stop(longer.values[:, -1]))
     advantages, targets = gae_advantages(
         rewards, stop(games.values), last, games.used, gamma=settings.discount, lam=settings.discount
     )

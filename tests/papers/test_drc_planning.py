@@ -385,6 +385,33 @@ def test_the_product_is_the_convolution():
     close.assert_same_sums(thinking_network._convolved(x, kernel)[2, 2, 1], np.float32(one), 27, magnitude=4.0)
 
 
+def test_a_game_that_is_cut_off_is_worth_what_the_board_behind_its_last_move_is(monkeypatch):
+    """It was the value of the board before that move, which is paid for already."""
+    settings = dataclasses.replace(drc_planning.Settings(), **drc_planning.SMOKE)
+    _, train, _ = drc_planning.boards_of(settings)
+    level, keys = jax.tree.map(lambda x: x[:6], train), jax.random.split(jax.random.key(3), 6)
+    sizes = {"planes": sokoban.PLANES, "side": settings.side, "channels": settings.channels, "depth": settings.depth}
+    params = thinking_network.make(jax.random.key(0), **sizes, actions=sokoban.ACTIONS)
+
+    def games(steps, level, keys):
+        play = drc_planning.playing(dataclasses.replace(settings, moves=steps))
+        return jax.vmap(lambda one, key: play(params, one, key, plan_probes.sampled))(level, keys)
+
+    over = jnp.arange(6)[:, None] == 0  # the first board is solved as it is
+    level = level._replace(goals=jnp.where(over, level.boxes, level.goals))
+    some, longer = (games(steps, level, keys) for steps in (8, 9))
+    assert some.solved[0] and not some.solved.all()
+    for one, other in zip(some, plan_probes.cut(longer, 8), strict=True):
+        np.testing.assert_array_equal(one, other)
+    given, gae = [], drc_planning.gae_advantages
+    monkeypatch.setattr(drc_planning, "gae_advantages", lambda *rows, **n: given.append(rows) or gae(*rows, **n))
+    drc_planning.actor_critic(settings, params, level, keys)
+    ((rewards, values, last, used),) = given
+    assert rewards.shape == values.shape == used.shape == (6, 8)
+    np.testing.assert_array_equal(last, jnp.where(some.solved, 0.0, longer.values[:, 8]))
+    np.testing.assert_array_equal(values, longer.values[:, :8])
+
+
 def test_games_are_numbered_from_a_key_of_their_own():
     """Both keys of a state are given away by a step of the host loop: they cannot be one array."""
     plan = drc_planning.build(dataclasses.replace(drc_planning.Settings(), **drc_planning.SMOKE))

@@ -76,6 +76,14 @@ def play(
     return Game(agents, boxes, made[2], made[3], end[3], *made[4:])
 
 
+def cut(games: Game, steps: int) -> Game:
+    """The first ``steps`` steps of some longer games, leaves ``[B, ...]``."""
+    used = games.used[:, :steps]
+    first = jax.tree.map(lambda x: x[:, :steps], games._replace(solved=used))
+    agents, boxes = (x[:, : steps + 1] for x in (games.agents, games.boxes))
+    return first._replace(agents=agents, boxes=boxes, solved=~games.used[:, steps])
+
+
 def labels(game: Game) -> tuple[Int[Array, "T N"], Int[Array, "T N"]]:
     """``C_A`` and ``C_B`` of every step, from the rest of the game itself."""
     cells, all_ = game.planes.shape[1], jnp.ones(game.used.shape, bool)
