@@ -71,7 +71,8 @@ from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
 SHOWN = {
-    "reward": "reward/mean", "tokens": "length/mean_tokens", "gap": "kl/sampler_max", "tokens/s": "tokens/per_s",
+    "reward": "reward/mean", "tokens": "length/mean_tokens", "kl": "kl/ref", "gap": "kl/sampler_max",
+    "tokens/s": "tokens/per_s",
     "roof/rollout": "roof/rollout", "roof/update": "roof/update",
 }  # fmt: skip
 
@@ -170,7 +171,7 @@ def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables
         tx=tx,
         max_grad_norm=settings.max_grad_norm or None,
         updates_per_rollout=settings.inner_epochs,
-        of_first=parity.NAMES,  # later updates of a rollout are away from its sampler by their own doing
+        of_first=(parity.NAMES, "kl/ref"),  # later updates of a rollout are away from its sampler by their own doing
         microbatches=count_microbatches(settings, mesh),
         trained=lora_state.PART if settings.lora else "",
         **slots,

@@ -28,6 +28,7 @@ from jaxrl_llm.train.methods.builders import (
     Rewarded,
     current_anchor,
     mismatch_weights,
+    reference_kl,
     stored_anchor,
 )
 from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories, declared
@@ -787,15 +788,20 @@ def extra_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
 
 
 def diagnostics(settings: Any) -> Callable[[Array, Array, Batch], dict[str, Array]] | None:
-    """``diagnostics`` of the loss: weights that move, as ``kl/weight`` and ``entropy/weight``."""
+    """``diagnostics`` of the loss: weights that move, as ``kl/weight`` and ``entropy/weight``.
+
+    With a reference the divergence from it too, ``kl/ref``, whatever term is in the loss.
+    """
     kinds = {"kl": MovingKL, "entropy": EntropyWeight}
     moving = {name: kind for name, kind in kinds.items() if getattr(settings, f"{name}_target")}
+    referred = needs_reference(settings)
 
     def figures(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
         weights = {name: declared(kind, batch.extras)[0] for name, kind in moving.items()}
-        return {f"{name}/weight": jnp.where(batch.mask, x[:, None], 0.0) for name, x in weights.items()}
+        found = {f"{name}/weight": jnp.where(batch.mask, x[:, None], 0.0) for name, x in weights.items()}
+        return found | (reference_kl(logp, entropy, batch) if referred else {})
 
-    return figures if moving else None
+    return figures if moving or referred else None
 
 
 def learning_rate(settings: Any, steps: int) -> optax.Schedule:

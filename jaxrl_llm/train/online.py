@@ -66,7 +66,7 @@ class Online(NamedTuple):
     enough: Callable[[Metrics], Array] | None = None
     # how names of metrics begin that are those of the first of several updates on whole batches, before which the
     # policy is the one that the rollout is from; empty: all are of all updates
-    of_first: str = ""
+    of_first: str | tuple[str, ...] = ""
     policy_params: Callable[[Params], Params] = model_part  # what ``policy`` reads of the parameters that train
 
 

@@ -421,6 +421,12 @@ def test_the_weight_of_the_divergence_follows_its_target():
     )
     np.testing.assert_array_equal(np.asarray(moving), np.asarray(fixed))
     assert np.asarray(method.diagnostics(settings)(LOGP, ENTROPY, _batch(**more))["kl/weight"])[0, 3] == 0.5
+    for one in (settings, of(kl=settings.kl, kl_weight=0.5)):  # what it follows is a figure, with a target or without
+        batch = _batch(**more)
+        shown = method.diagnostics(one)(LOGP, ENTROPY, batch)["kl/ref"]
+        np.testing.assert_array_equal(np.asarray(shown), np.asarray(losses.k3(LOGP, batch.ref_logp, batch.mask)))
+        assert np.any(np.asarray(shown) > 0)
+    assert method.diagnostics(of()) is None
     state = TrainState((), (), jnp.int32(1), None, (), extras)
     low = method.moved_weights(settings)(state, _batch(**more), rows(), REWARDS)
     close.assert_near(low["kl_weight"], 0.5 * (1 - 0.2 / 10))
@@ -681,9 +687,11 @@ def test_a_run_with_everything_changed(tmp_path, own_module):
     assert all(0.25 <= line["reward/mean"] <= 1.0 for line in lines)
     assert [line["entropy/weight"] for line in lines] == singles([0.0, 0.005], magnitude=0)
     assert lines[0]["kl/weight"] == singles(0.01, magnitude=0) != lines[1]["kl/weight"]
+    assert lines[0]["kl/ref"] == singles(0.0), "of the first update of a rollout: none yet"
     assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["entropy/weight"] == singles(0.01, magnitude=0), "the weights go on from where they were"
+    assert last["kl/ref"] != singles(0.0)
 
 
 def _sometimes(answer, response):
