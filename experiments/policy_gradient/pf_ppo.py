@@ -157,7 +157,7 @@ def build(settings: Settings) -> experiment.Plan:
             return jax.tree.map(lambda x: x.reshape(count * several, *x.shape[2:]), found)
 
         features, truth = sampled(0, key)
-        model = linear_reward_model.fit_linear(features, truth.value, groups)
+        model = linear_reward_model.fit_linear(features, truth.value, groups, valid=truth.valid)
         features, truth = sampled(count, jax.random.fold_in(key, 1))  # those of all arms
         scores = settings.judge(model, features, truth)
         weights = selection.expected_counts(settings.weigh(scores, groups, valid=truth.valid))

@@ -95,7 +95,9 @@ def test_the_reward_model_reads_a_part_of_its_samples_at_a_time_and_is_measured_
 
     monkeypatch.setattr(curricula, "train_score", judged)
     monkeypatch.setattr(
-        linear_reward_model, "fit_linear", lambda *given: seen.append(given) or fit_linear(*given, steps=2)
+        linear_reward_model,
+        "fit_linear",
+        lambda *given, valid: seen.append((*given, valid)) or fit_linear(*given, valid=valid, steps=2),
     )
     for at_once in (128, 3):
         monkeypatch.setattr(pf_ppo, "AT_ONCE", at_once)
@@ -103,7 +105,8 @@ def test_the_reward_model_reads_a_part_of_its_samples_at_a_time_and_is_measured_
         stage.extras(None, jax.random.key(0))
     assert [ids.tolist() for ids in asked[:2]] == [[k for k in range(a, a + 4) for _ in range(5)] for a in (0, 4)]
     assert asked[2].shape == (15,), "three problems of five responses are judged together"
-    (whole, truth, groups), (parts, truth_2, groups_2) = seen
+    (whole, truth, groups, known), (parts, truth_2, groups_2, _) = seen
+    assert known.all()
     bench = recipes.bench(settings)
     width = bench.train.tokens.shape[1] + 10
     close.assert_same_sums(parts, whole, 10 * close.forward_sums(bench.model.config, width))

@@ -32,3 +32,12 @@ def test_pairs_stay_within_their_group():
     np.testing.assert_array_equal(found.scores(jnp.asarray(x, jnp.float32)), jnp.zeros(8))
     with pytest.raises(ValueError, match="steps=0"):
         linear_reward_model.fit_linear(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(2, jnp.int32), steps=0)
+
+
+def test_what_nobody_could_judge_is_in_no_pair():
+    """A verifier that failed has said nothing: the last feature, which its rows alone have, weighs nothing."""
+    x = jnp.array([[1.0, 0.0], [0.0, 0.0], [0.0, 5.0]] * 4)
+    truth, ids = jnp.array([1.0, 0.0, 0.0] * 4), jnp.arange(12, dtype=jnp.int32) // 3
+    known = jnp.array([True, True, False] * 4)
+    weights = [linear_reward_model.fit_linear(x, truth, ids, valid=valid).weight for valid in (known, known | True)]
+    assert weights[0][0] > 0 and weights[0][1] == 0 and weights[1][1] < 0

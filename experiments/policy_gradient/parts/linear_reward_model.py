@@ -46,6 +46,7 @@ def fit_linear(
     truth: Float[Array, " B"],
     group_ids: Int[Array, " B"],
     *,
+    valid: Bool[Array, " B"] | None = None,
     steps: int = 100,
     learning_rate: float = 0.05,
     decay: float = 1e-3,
@@ -55,6 +56,9 @@ def fit_linear(
     ``mean -log sigmoid(w . x_better - w . x_worse) + decay |w|^2`` by Adam from 0. All ``B^2`` pairs are formed: meant
     for a few hundred rows.
 
+    Args:
+      valid: rows whose truth is known; the others are in no pair. None: all.
+
     Raises:
       ValueError: where ``steps`` is not positive.
     """
@@ -62,6 +66,8 @@ def fit_linear(
         raise ValueError(f"steps={steps} must be at least 1")
     x = jax.lax.stop_gradient(features.astype(jnp.float32))
     pairs = (group_ids[:, None] == group_ids[None, :]) & (truth[:, None] > truth[None, :])
+    if valid is not None:
+        pairs = pairs & valid[:, None] & valid[None, :]
     better, worse = (i.ravel() for i in jnp.indices(pairs.shape))
 
     def loss(weight):
