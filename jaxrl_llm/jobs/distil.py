@@ -350,7 +350,7 @@ def build(settings: Settings) -> Plan:
         terms = terms_of(params, batch)
         value = reduce.tokens(terms.loss, batch.mask, total=batch.total)
         return value, {
-            "distil/kl": value,
+            "distil/kl": reduce.tokens(terms.loss, batch.mask),  # of these rows, which may be a part of the step
             "tokens/trained": jnp.sum(batch.mask.astype(jnp.float32)),
         }
 

@@ -274,9 +274,11 @@ class Rated(NamedTuple):
 
 
 class Preferred(NamedTuple):
-    """Extras of a batch: the share of its rows that a preference was found for, at each of them."""
+    """Extras of a batch, of the whole step at each of its rows: the rows that a preference was found for."""
 
-    kept_share: Array
+    kept_share: Array  # of all rows
+    kept_tokens: Array  # in their responses
+    kept_terms: Array  # that the loss has of them: pairs, groups or rows
 
 
 class Winning(NamedTuple):
@@ -397,11 +399,16 @@ def make_loss(settings: Settings, method: Method, policy: Any, reference: Params
             raise UserError(f"--loss {settings.loss}: gives {shape}, not one number for each of {counts.shape[0]} "
                             f"{UNITS[method.kind]}; choose a loss that does")  # fmt: skip
         value = jnp.sum(jnp.where(counts, terms.loss, 0.0)) / jnp.maximum(batch.total, 1.0)
-        aux = {f"preferences/{name}": reduce.scalars(x, counts) for name, x in terms.aux.items()}
+        step: Preferred = jax.tree.map(lambda x: x[0], declared(Preferred, batch.extras))
+        # figures of a part weigh as much as its tokens do, and these are of its pairs
+        tokens = jnp.sum(batch.mask.astype(jnp.float32))
+        weight = step.kept_tokens / jnp.maximum(tokens, 1.0)
+        share = weight * jnp.sum(counts.astype(jnp.float32)) / jnp.maximum(step.kept_terms, 1.0)
+        aux = {f"preferences/{name}": share * reduce.scalars(x, counts) for name, x in terms.aux.items()}
         return value, aux | {
-            "preferences/loss": value,
-            "preferences/kept": declared(Preferred, batch.extras).kept_share[0],
-            "tokens/trained": jnp.sum(batch.mask.astype(jnp.float32)),
+            "preferences/loss": weight * value,
+            "preferences/kept": step.kept_share,
+            "tokens/trained": tokens,
         }
 
     return loss
@@ -437,9 +444,12 @@ def build(settings: Settings) -> Plan:
         return jnp.zeros(trajectories.mask.shape, jnp.float32)
 
     def of_rows(extras, trajectories, rewards):
-        kept = jnp.mean(kept_rows(method, settings, rewards).astype(jnp.float32))
-        kept = jnp.broadcast_to(kept, rewards.value.shape)
-        more = Rated(rewards.value)._asdict() | Preferred(kept)._asdict()
+        kept = kept_rows(method, settings, rewards)
+        tokens = jnp.sum((trajectories.mask & (kept & rewards.valid)[:, None]).astype(jnp.float32))
+        terms = jnp.sum(kept.astype(jnp.float32)) if "levels" in method.wanted else counted(method, size, kept)
+        step = Preferred(jnp.mean(kept.astype(jnp.float32)), tokens, terms)
+        step = jax.tree.map(lambda x: jnp.broadcast_to(x, rewards.value.shape), step)
+        more = Rated(rewards.value)._asdict() | step._asdict()
         if method.kind == "chances":
             won = win_chances(rewards.value, rewards.valid, size, method.partner, settings.sharpness)
             more |= Winning(won)._asdict()

@@ -15,6 +15,7 @@ from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState, declared
 
 BASE = "base"  # of an adapted policy: the weights that do not train
+COUNTS = "tokens/"  # how names of metrics begin that count
 LossFn = Callable[[Params, Batch], tuple[Float[Array, ""], Metrics]]
 
 
@@ -75,7 +76,8 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
 
     Because the loss divides by ``batch.total`` of the whole step, parts *add up*; nothing is averaged twice. Groups
     that train come first, and a part without a masked token costs nothing.
-    Metrics are per part means weighted by the part's share of masked tokens; names ending in ``_max`` keep the largest.
+    Metrics are per part means weighted by the part's share of masked tokens; names ending in ``_max`` keep the largest,
+    and counts, whose names begin with ``tokens/``, are added up.
     Of another tree of rows than a ``Batch`` the parts' metrics are added up as the losses are.
     """
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
@@ -96,7 +98,8 @@ def _in_turn(grad_fn: Callable[..., Any], params: Params, batch: Batch, parts: A
     def one(carry, part):
         (loss, metrics), grads = grad_fn(params, part)
         share = jnp.sum(part.mask.astype(jnp.float32)) / whole
-        metrics = {k: x if k.endswith("_max") else x * share for k, x in metrics.items()}
+        whole_ones = {k: x for k, x in metrics.items() if k.endswith("_max") or k.startswith(COUNTS)}
+        metrics = {k: x * share for k, x in metrics.items()} | whole_ones
         return _add(carry, (grads, loss, metrics))
 
     def body(carry, part):

@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl_llm import losses, reduce
 from jaxrl_llm.__main__ import main
-from jaxrl_llm.experiment import cli
-from jaxrl_llm.jobs import dpo, online_dpo
+from jaxrl_llm.experiment import arms, cli
+from jaxrl_llm.jobs import distil, dpo, online_dpo, ppo
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
@@ -18,8 +18,12 @@ from jaxrl_llm.rollout.mixture import mixture_policy
 from jaxrl_llm.run import options
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.online import begin
+from jaxrl_llm.train.plan import start
+from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import Batch, Rewards
 from tests import close
+from tests.models_for_tests import nano
 
 MINE = "tests.jobs.test_online_dpo"
 SMALL = ["--smoke", "--seeds", "1", "--prompts-per-step", "4", "--max-new-tokens", "8", "--eval-problems", "4"]
@@ -101,6 +105,40 @@ def test_what_is_preferred_becomes_more(tmp_path):
     found = next(iter(cli.run(online_dpo, [*words, "--out", str(tmp_path)]).arms.values()))
     before, after = (found.curves["eval/tokens"]["values"][0][k] for k in (0, -1))
     assert after < 0.7 * before
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"),
+    [
+        (online_dpo, {}),
+        pytest.param(online_dpo, {"loss": "rrhf_loss"}, marks=pytest.mark.slow),
+        pytest.param(online_dpo, {"loss": "sppo_loss"}, marks=pytest.mark.slow),
+        (distil, {"teacher": ("nano_1",), "prompts_per_step": 8}),
+        pytest.param(ppo, {"prompts_per_step": 8}, marks=pytest.mark.slow),
+    ],
+    ids=lambda x: getattr(x, "__name__", "-".join(x) if isinstance(x, dict) else x),
+)
+def test_figures_of_parts_are_those_of_the_whole_step(module, changes):
+    """A part weighs by its tokens, of which a preference or a pair has its own number."""
+    changes = {"reward": (f"{MINE}:even",)} | changes if module is not distil else changes
+    plan = module.build(arms.override(arms.preset(module, smoke=True, model="nano"), changes, "the test"))
+    (stage,), key = plan.stages, jax.random.key(0)
+    method, state = stage.method, start(stage, plan.init(key), key)
+    # away from the reference, where no margin is a matter of rounding
+    state = state._replace(params=jax.tree.map(lambda x: x + 0.02 * jax.random.normal(key, x.shape), state.params))
+    drawn = jax.jit(lambda state: begin(method, state).trajectories)(state)
+    rewards = method.score((), drawn) if plan.host_score is None else plan.host_score(drawn)
+
+    @jax.jit
+    def figures(state, rows, rewards):
+        batch = method.estimate(state.params, state.extras, rows, rewards)
+        return [accumulate(method.loss, state.params, batch, parts)[1:] for parts in (1, 4)]
+
+    (loss, whole), (_, split) = figures(state, drawn, rewards)
+    names = ("preferences/loss", "distil/kl")
+    assert all(float(whole[name]) == float(loss) for name in names if name in whole) and abs(float(loss)) > 0.01
+    sums = close.gradient_sums(nano()[2], *drawn.tokens.shape)
+    close.assert_same_figures(split, whole, sums)
 
 
 class Killed(BaseException):
