@@ -8,8 +8,8 @@ Equations: trace(b) = the path to a solution with exactly b wrong nodes, each pl
            taken off by BACK; SFT on the same puzzles for every b, then GRPO with reward 1 for a solved puzzle. wrong:
            the wrong nodes are those of another puzzle, in the same places, and the path stays, so that every trace
            solves its own; shuffled: every puzzle has the whole trace of another; cold: GRPO alone. distilled: the
-           traces are right samples of a teacher, the same model after SFT on depth-first searches and GRPO;
-           distilled_wrong: its wrong ones; distilled_shuffled: right ones of another puzzle.
+           traces are right samples of a teacher, the same model after as much SFT on depth-first searches and twice the
+           GRPO; distilled_wrong: its wrong ones; distilled_shuffled: right ones of another puzzle.
 Left out:  a large reasoning model as teacher; the tasks are small forms of the paper's eight, those of the last five
            with one number of backtracks beside none.
 Expect:    eval/accuracy at the end: sudoku_3 > sudoku_0; countdown_1 > countdown_0; line_0 > line_3 (a small space
@@ -60,7 +60,7 @@ class Settings(recipes.OnlineSettings):
     eval_problems: int = 96  # puzzles that are measured, and more of them in a record
     eval_samples: int = 8  # of each of them
     teacher: search_traces.Kept | None = None  # which samples of a stronger run are imitated; None: written traces
-    teacher_steps: int = 600  # of its imitation of searches
+    teacher_steps: int = 2000  # of its imitation of searches, as many as a learner's and at the same rate
     teacher_rewarded: int = 80  # of its GRPO
     distilled_puzzles: int = 1024
     distilled_samples: int = 4  # of each
@@ -120,7 +120,8 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.teacher is not None:
         made = search_traces.distilled(
             settings.task, settings.teacher, settings.swapped, learning_rate=rate, rows_per_step=rows,
-            teacher=(settings.teacher_steps, settings.teacher_rewarded), puzzles=settings.distilled_puzzles,
+            teacher=(settings.teacher_steps, settings.teacher_rewarded), taught=settings.train_problems,
+            imitation_rate=settings.imitation_rate, puzzles=settings.distilled_puzzles,
             samples=settings.distilled_samples, prompts_per_step=settings.prompts_per_step,
         )  # fmt: skip
         imitation = search_traces.distilled_stage(

@@ -301,7 +301,8 @@ def test_a_learner_reads_the_teachers_fitting_samples_alone():
 
 @pytest.mark.slow
 def test_a_teacher_is_trained_and_its_samples_become_a_table():
-    numbers = {"puzzles": 8, "samples": 2, "learning_rate": 1e-3, "rows_per_step": 4, "prompts_per_step": 2}
+    numbers = {"puzzles": 8, "samples": 2, "taught": 12, "rows_per_step": 4, "prompts_per_step": 2}
+    numbers |= {"imitation_rate": 1e-3, "learning_rate": 1e-3}
     params = search_traces.WORLD.policy.init(jax.random.key(0))
 
     def table(keep, swapped="", steps=(1, 1)):

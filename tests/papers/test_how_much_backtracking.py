@@ -50,6 +50,18 @@ def test_the_wrong_work_of_another_puzzle_stands_in_the_places_of_ones_own():
     assert (own != wrong).any(axis=1).mean() > 0.5
 
 
+def test_a_teacher_imitates_as_long_as_its_learners_and_at_their_rate(monkeypatch):
+    """It had 600 steps at a third of the rate of their 2,000, on half of the puzzles: no stronger run than theirs."""
+    given = {}
+    monkeypatch.setattr(search_traces, "reward_stage", lambda *task, **numbers: "rewards")
+    monkeypatch.setattr(search_traces, "distilled", lambda *task, **numbers: given.update(numbers))
+    monkeypatch.setattr(search_traces, "distilled_stage", lambda made, **numbers: "imitation")
+    own = _settings("sudoku_distilled")
+    assert how_much_backtracking.build(own).stages == ("imitation", "rewards")
+    assert given["teacher"][0] >= own.imitation_steps and given["teacher"][1] > own.steps
+    assert (given["imitation_rate"], given["taught"]) == (own.imitation_rate, own.train_problems)
+
+
 @pytest.mark.slow
 def test_equal_updates_for_all_but_cold():
     """Stages of equal lengths, one of rewards alone where nothing is imitated; every task has a base that read it."""

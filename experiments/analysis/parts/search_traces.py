@@ -117,8 +117,8 @@ def after_stages(stages: tuple[Stage, ...], params: Params, key: Key) -> Params:
 
 @lru_cache(maxsize=8)
 def distilled(
-    task: int, keep: Kept, swapped: str, *, teacher: tuple[int, int], puzzles: int, samples: int, learning_rate: float,
-    rows_per_step: int, prompts_per_step: int,
+    task: int, keep: Kept, swapped: str, *, teacher: tuple[int, int], taught: int, puzzles: int, samples: int,
+    imitation_rate: float, learning_rate: float, rows_per_step: int, prompts_per_step: int,
 ) -> Callable:  # fmt: skip
     """The table of ``distilled_stage``: samples of a stronger run from the same parameters.
 
@@ -127,14 +127,15 @@ def distilled(
 
     Args:
       swapped: ``traces``: every puzzle has the whole trace of the one before it.
-      teacher: its steps of imitation and of GRPO.
+      teacher: its steps of imitation and of GRPO, on ``taught`` puzzles; ``imitation_rate`` and ``learning_rate`` are
+        those of either.
     """
-    searches = traces(task, (0,), how=toy.by_search)
-    sizes = {"rows_per_step": rows_per_step, "learning_rate": learning_rate}
+    searches = traces(task, (0,), how=toy.by_search, puzzles=taught)
+    sizes = {"rows_per_step": rows_per_step, "learning_rate": imitation_rate}
     groups = {"prompts_per_step": prompts_per_step, "group_size": rows_per_step // prompts_per_step}
     stages = (
         imitation_stage(searches, steps=teacher[0], **sizes),
-        reward_stage(task, steps=teacher[1], learning_rate=learning_rate, **groups),
+        reward_stage(task, steps=teacher[1], learning_rate=learning_rate, puzzles=taught, **groups),
     )
     prompts = toy.make_table(task, (0,), puzzles, 0)[0]
 
