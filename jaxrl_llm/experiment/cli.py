@@ -31,6 +31,7 @@ from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import parity
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
+from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import TrainState
 
@@ -510,11 +511,15 @@ def check_options(options: Options, arguments: list[str]) -> None:
 
 
 def check_staleness(options: Options, built: dict[str, Plan]) -> None:
-    """Refuses a loop whose samples are fresh where an arm is about old ones.
+    """Refuses a loop whose samples are fresh where an arm is about old ones, and an asynchronous one without samples.
 
     Raises:
-      UserError: naming the arm.
+      UserError: naming the arm, or the loop.
     """
+    trains = [stage.method for plan in built.values() for stage in plan.stages]
+    if options.loop == "async" and trains and not any(isinstance(method, Online) for method in trains):
+        raise UserError(f"--loop async: {', '.join(built)} draws no responses that could run ahead of its updates; "
+                        "drop it")  # fmt: skip
     old = [name for name, plan in built.items() if plan.staleness and options.loop != "async"]
     if old:
         raise UserError(f"arm {old[0]} learns from samples of up to {built[old[0]].staleness} updates ago: "

@@ -249,6 +249,15 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
         ),
         ("sft", ["--staleness", "3"], "--staleness 3 belongs to --loop async: give it, or drop --staleness"),
         ("sft", ["--workers", "threads:8"], "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
+        *(
+            (
+                name,
+                ["--loop", "async"],
+                f"--loop async: {name.replace('-', '_')} draws no responses that could run "
+                "ahead of its updates; drop it",
+            )
+            for name in ("sft", "dpo", "reward-model")
+        ),
         ("sft", ["--rows-per-step", "0"], "--rows-per-step 0 must be at least 1"),
         ("sft", ["--eval-rows", "0"], "--eval-rows 0 must be at least 1"),
         ("sft", ["--max-new-tokens", "-5"], "--max-new-tokens -5 must be at least 1"),
