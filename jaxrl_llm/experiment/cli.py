@@ -475,6 +475,18 @@ def check_kept(options: Options) -> None:
         raise UserError("--export always: a record or certificate leaves no models; drop it")
 
 
+def check_claims(module: ModuleType, options: Options) -> None:
+    """Refuses what rests on a claim where a module, as those of the front door, has none.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    for name in ("record", "until_decided"):
+        if getattr(options, name) and not module.claim.__doc__:
+            raise UserError(f"{flags.spell(name)} is of experiments with a claim, and {command_name(module)} has none; "
+                            "drop it")  # fmt: skip
+
+
 def check_options(options: Options, arguments: list[str]) -> None:
     """Refuses flags that contradict each other.
 
@@ -556,6 +568,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     arguments = hub.located(arguments)
     check_embedded(module, arguments)
     options, base, given = parse(tasks.with_rows(module), arguments)
+    check_claims(module, options)
     check_options(options, arguments)
     check_model(base, given)
     hosts.connect(options.hosts)  # before rows of one's own are opened: their model touches the devices

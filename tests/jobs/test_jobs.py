@@ -258,6 +258,10 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
             )
             for name in ("sft", "dpo", "reward-model")
         ),
+        *(
+            (name, [flag], f"{flag} is of experiments with a claim, and jaxrl {name} has none; drop it")
+            for name, flag in (("sft", "--record"), ("ppo", "--until-decided"))
+        ),
         ("sft", ["--rows-per-step", "0"], "--rows-per-step 0 must be at least 1"),
         ("sft", ["--eval-rows", "0"], "--eval-rows 0 must be at least 1"),
         ("sft", ["--max-new-tokens", "-5"], "--max-new-tokens -5 must be at least 1"),
