@@ -55,6 +55,13 @@ def test_a_run_that_learns_hears_nothing():
     assert health.judged([{"step": 1}, FINE | {"length/truncated_fraction": None}]).summary() == []
 
 
+@pytest.mark.parametrize(("trained", "told"), [(0.0, 0), (1.0, 1)])
+def test_a_batch_that_waits_for_more_groups_has_no_gradient_and_nothing_is_wrong(trained, told):
+    """With ``--refill`` most steps may only collect."""
+    figures, watch = FINE | {"grad/norm": 0.0, "refill/trained": trained}, health.Health()
+    assert sum(len(watch.see(figures)) for _ in range(9)) == len(watch.summary()) == told
+
+
 def test_one_response_a_prompt_is_no_group():
     """And where nothing ends a response, all are as long as they can be."""
     figures = FINE | {"group/degenerate_fraction": 1.0, "length/truncated_fraction": 1.0}

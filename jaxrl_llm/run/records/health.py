@@ -88,6 +88,8 @@ def _cut(figures: Figures) -> str:
 def _still(figures: Figures) -> str:
     if figures.get("grad/norm") != 0.0 or figures.get(EQUAL) == 1.0:
         return ""
+    if not figures.get(refill.TRAINED, 1.0):  # the batch waits for more groups
+        return ""
     return "the gradient is exactly 0 though groups differ: nothing of the batch reaches the loss (masks, clipping)"
 
 
