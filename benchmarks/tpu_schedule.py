@@ -18,10 +18,12 @@ import argparse
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import pathlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -60,7 +62,9 @@ CELLS_HEAD = """
 ## Schedules of the best plans
 
 The same plans. *decode* is every token of one rollout. A phase whose layers are compiled one by one (marked ~) is a
-straight line through programs of {few} and {more} layers{checked}.{missing}
+straight line through programs of {few} and {more} layers{checked}. A v7x
+has several collectives on their way at once, each counted as if it had the links for itself: where more than the least
+is done in less time, that is why.{missing}
 """
 COMPARED_HEAD = """## One model in one shape
 
@@ -72,10 +76,13 @@ BESIDE_HEAD = """## Beside Tunix
 
 Tunix {tunix} (its models, its GRPO loss, its layouts; splash attention in the update) and this library, compiled for
 the same slice in the same shapes and added up alike: an update of two rows of 256 + 768 tokens a chip, and one token of
-256 rows with a cache of 2,048, full. *x*: Tunix's total by ours. Most are straight lines through programs of few
-layers. Ours is the program of a run; a kernel of theirs that does not say what it needs counts nothing, and of a token
-theirs is the step alone, without its loop and without sampling. Its Llama has one type for weights and computing, which
-is bfloat16 here; ours has float32 masters.
+256 rows with a cache of 2,048, which theirs reads whole and ours as far as it is filled, in the mean of 1,023 tokens.
+*x*: Tunix's total by ours. Ours is the program of a run, of layers that are compiled one by one a straight line as
+below; theirs has every layer compiled, of models of at most {deepest} layers the update too. A kernel of theirs that
+does not say what it needs counts nothing, and of a token theirs is the step alone, without its loop and without
+sampling. Its Llama has one type for weights and computing, which is bfloat16 here; ours has float32
+masters. Where ours samples through layers that are compiled one by one it keeps a second copy of their matrices: for
+Qwen3-32B there is no room here, so that its layers are a loop, which is slower.
 """
 
 
@@ -223,8 +230,8 @@ SIDE_BY_SIDE = {
     "Llama-3-8B": ("v5e:4x4", 8), "Qwen3-32B": ("v5e:8x8", 8), "Llama-3-70B": ("v5p:4x4x4", 8),
     "Qwen3-30B-A3B": ("v5e:8x8", 4),
 }  # fmt: skip
-SIDES = ("decode, one token", "update, recomputed", "update, activations kept")
-SHALLOW = (2, 4)  # layers of Tunix's programs, which take minutes
+SIDES = ("decode, one token", "update, recomputed")
+DEEPEST = 40  # layers of a model of theirs whose update is compiled: each by itself, which takes minutes
 
 
 def figures_of(found: Any, tokens: int = 1) -> dict[str, Any] | None:
@@ -235,10 +242,8 @@ def figures_of(found: Any, tokens: int = 1) -> dict[str, Any] | None:
     return parts | {"gib": round(found.peak / 2**30, 2)}
 
 
-def beside(model: str, name: str) -> dict[str, Any]:
-    """One phase of a model, ours and Tunix's: see ``BESIDE_HEAD``."""
-    import tunix_programs
-
+def beside(model: str, name: str, side: str) -> dict[str, Any] | None:
+    """One phase of a model, "ours" or "tunix": see ``BESIDE_HEAD``."""
     from jaxrl_llm.planning import chips, compiled
     from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.planning.parallel_layout import Sizes
@@ -246,23 +251,19 @@ def beside(model: str, name: str) -> dict[str, Any]:
 
     slice_, tensor = SIDE_BY_SIDE[model]
     topology, config = chips.parse(slice_), shape_of(model)
-    devices, phase, remat = compiled.devices(topology), name.split(",")[0], name != SIDES[2]
-    if phase == "decode":
-        work, sizes = Work(1024, 1024, 256, 256, group=8), {"rows": 256, "length": 2048, "tensor": tensor}
-    else:
-        rows = 2 * topology.chips
-        work, sizes = Work(256, 768, rows, rows, group=1, remat=remat), {"rows": rows, "prompt": 256, "response": 768}
-        sizes |= {"remat": remat}
+    devices, phase = compiled.devices(topology), name.split(",")[0]
+    rows, prompt, response, group = (256, 1024, 1024, 8) if phase == "decode" else (2 * topology.chips, 256, 768, 1)
+    if side == "tunix":
+        import tunix_programs
+
+        shapes = {"rows": rows, "prompt": prompt, "response": response, "tensor": tensor}
+        program = tunix_programs.phase(model, phase, devices, **shapes)
+        return figures_of(compiled.of_phase(program, chip=topology.chip))
     parts = {"expert" if config.experts else "data": topology.chips // tensor, "tensor": tensor}
-    ours = compiled.of_step(
-        config, Sizes(fsdp=topology.chips), Sizes(**parts), work, devices,
-        names=(phase,), chip=topology.chip, whole=False,
-    )[phase]  # fmt: skip
-    theirs = compiled.of_depths(
-        config, lambda shallow: tunix_programs.phase(shallow, model, phase, devices, sizes), depths=SHALLOW,
-        chip=topology.chip,
-    )  # fmt: skip
-    return {"ours": figures_of(ours, 1023 if phase == "decode" else 1), "tunix": figures_of(theirs)}
+    layouts = Sizes(fsdp=topology.chips), Sizes(**parts)
+    of_step = partial(compiled.of_step, names=(phase,), chip=topology.chip, whole=False)
+    found = of_step(config, *layouts, Work(prompt, response, rows, rows, group=group), devices)[phase]
+    return figures_of(found, response - 1 if phase == "decode" else 1)
 
 
 def beside_table(record: dict[str, Any]) -> str:
@@ -272,16 +273,17 @@ def beside_table(record: dict[str, Any]) -> str:
     columns = ("model", "slice", "phase", "layout", "ours", "exposed", "GiB", "Tunix", "exposed", "GiB", "x")
     lines = []
     for model, (topology, tensor) in SIDE_BY_SIDE.items():
-        for name in (one for one in SIDES if one in record.get(model, {})):
+        for name in (one for one in SIDES if {"ours", "tunix"} <= record.get(model, {}).get(one, {}).keys()):
+            of_slice = chips.parse(topology)
             both = [record[model][name][side] for side in ("ours", "tunix")]
-            cells = [f"tensor={tensor}" if name == SIDES[0] else f"fsdp={chips.parse(topology).chips}"]
+            cells = [f"tensor={tensor}" if name == SIDES[0] else f"fsdp={of_slice.chips}"]
             for one in both:
                 cells += (
                     [f"{one[part]:,.2f}" for part in ("total", "exposed", "gib")] if one else ["does not fit", "", ""]
                 )
             cells.append(f"{both[1]['total'] / both[0]['total']:.2f}" if all(both) else "-")
             lines.append("| " + " | ".join([model, topology, name, *cells]) + " |")
-    return "\n".join([BESIDE_HEAD.format(tunix=record["version"]), *table(columns, lines), ""])
+    return "\n".join([BESIDE_HEAD.format(tunix=record["version"], deepest=DEEPEST), *table(columns, lines), ""])
 
 
 COLUMNS = ("model", "slice", "plan", "phase", *PARTS, "of the roof", "dearest place")
@@ -404,16 +406,17 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
             kept(name, place[name])
         return
     if given.tunix:
+        from jaxrl_llm.planning.known_models import shape_of
+
         if importlib.util.find_spec("tunix") is None:
             raise SystemExit("--tunix: Tunix is not installed: pip install google-tunix==0.1.7")
         place = found.setdefault(BESIDE, {})
         place["version"] = importlib.metadata.version("google-tunix")
-        for name, model in ((name, model) for name in SIDES for model in given.models):
-            of_model = place.setdefault(model, {})
-            kept_too = SIDE_BY_SIDE[model][0] == "v5e:2x4"  # the activations of larger models do not fit
-            if name not in of_model and (name != SIDES[2] or kept_too):
-                of_model[name] = beside(model, name)
-                kept(f"{model} {name}", of_model[name])
+        for name, model, side in itertools.product(SIDES, given.models, ("ours", "tunix")):
+            of_both = place.setdefault(model, {}).setdefault(name, {})
+            if side not in of_both and (name == SIDES[0] or shape_of(model).num_layers <= DEEPEST):
+                of_both[side] = beside(model, name, side)
+                kept(f"{model} {name}: {side}", of_both)
         return
     cells = list(planned_cells(given.models, given.slices))
     for phase in given.phases:  # every cell has something soon

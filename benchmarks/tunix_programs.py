@@ -15,7 +15,6 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.phases import Phase
 
 CONFIGS = {
@@ -32,7 +31,7 @@ CONFIGS = {
 class _Model:
     """One of its models as shapes, with the axes of its weights."""
 
-    def __init__(self, name: str, layers: int, samples: bool, **settings: Any) -> None:
+    def __init__(self, name: str, samples: bool, **settings: Any) -> None:
         import importlib
 
         from flax import nnx
@@ -44,9 +43,7 @@ class _Model:
         if remat := settings.pop("remat", None):
             settings["remat_config"] = getattr(models.RematConfig, remat)
         given = {key: value for key, value in settings.items() if key in known}
-        self.config = dataclasses.replace(
-            getattr(models.ModelConfig, config)(), num_layers=layers, shd_config=layout, **given
-        )
+        self.config = dataclasses.replace(getattr(models.ModelConfig, config)(), shd_config=layout, **given)
         # its Llama draws weights of float32 alone, and computes in their type
         self.cast = None if "param_dtype" in known else jnp.bfloat16
         model = nnx.eval_shape(lambda: getattr(models, cls)(self.config, rngs=nnx.Rngs(0)))
@@ -82,20 +79,14 @@ class _Within(Phase):
             return super().lower()
 
 
-def update(name: str, layers: int, devices: Any, rows: int, prompt: int, response: int, *, remat: bool) -> Phase:
-    """The GRPO loss of its learner with its gradient and AdamW, on ``fsdp`` over all devices, splash attention on.
-
-    Args:
-      remat: a decoder layer is computed again in the backward pass.
-    """
+def update(name: str, devices: Any, rows: int, prompt: int, response: int) -> Phase:
+    """The GRPO loss of its learner, gradient and AdamW, decoder layers recomputed, ``fsdp`` over all devices."""
     from tunix.rl import algo_core
     from tunix.rl.grpo import grpo_learner
 
     mesh = Mesh(np.array(devices).reshape(len(devices), 1), ("fsdp", "tp"))
-    model = _Model(
-        name, layers, False, dtype=jnp.bfloat16, param_dtype=jnp.float32, use_flash_attention=True,
-        remat="DECODER" if remat else "NONE",
-    )  # fmt: skip
+    types = {"dtype": jnp.bfloat16, "param_dtype": jnp.float32}
+    model = _Model(name, False, remat="DECODER", use_flash_attention=True, **types)
     optimizer = optax.adamw(1e-6)
     settings = grpo_learner.GRPOConfig(beta=0.0, num_generations=8)
     object.__setattr__(settings, "temperature", 1.0)  # its learner copies that of the rollout
@@ -131,14 +122,14 @@ def update(name: str, layers: int, devices: Any, rows: int, prompt: int, respons
     return _Within(step, (weights, moments, batch), (0, 1))
 
 
-def decode(name: str, layers: int, devices: Any, rows: int, length: int, tensor: int) -> Phase:
+def decode(name: str, devices: Any, rows: int, length: int, tensor: int) -> Phase:
     """One greedy token at a cache of this length, in its layout of sampling: weights whole on each part of ``tp``."""
     mesh = Mesh(np.array(devices).reshape(len(devices) // tensor, tensor), ("fsdp", "tp"))
-    model = _Model(name, layers, True, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    model = _Model(name, True, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     config = model.config
     stored = _rows(mesh, (rows, length, config.num_kv_heads, config.head_dim), jnp.bfloat16, None, "tp")
     ends = _rows(mesh, (rows,), jnp.int32)
-    cache = {f"layer_{i}": {"k": stored, "v": stored, "end_index": ends} for i in range(layers)}
+    cache = {f"layer_{i}": {"k": stored, "v": stored, "end_index": ends} for i in range(config.num_layers)}
 
     def step(state: Any, tokens: jax.Array, positions: jax.Array, cache: Any, mask: jax.Array) -> Any:
         logits, cache = model.bound(state)(tokens, positions, cache, mask)
@@ -149,6 +140,8 @@ def decode(name: str, layers: int, devices: Any, rows: int, length: int, tensor:
     return _Within(step, (model.weights(mesh), one, one, cache, mask), (3,))
 
 
-def phase(config: ModelConfig, name: str, what: str, devices: Any, sizes: dict[str, Any]) -> Phase:
-    """One of both, as deep as the configuration."""
-    return {"update": update, "decode": decode}[what](name, config.num_layers, devices, **sizes)
+def phase(name: str, what: str, devices: Any, *, rows: int, prompt: int, response: int, tensor: int) -> Phase:
+    """``update``, or ``decode`` with a cache of all columns."""
+    if what == "update":
+        return update(name, devices, rows, prompt, response)
+    return decode(name, devices, rows, prompt + response, tensor)

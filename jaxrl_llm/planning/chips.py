@@ -54,6 +54,51 @@ GPUS: dict[str, Chip] = {
     "h200": Chip(134.0 * 2**30, 4.8e12, 9.89e14, 2.25e11, platform="gpu"),
     "b200": Chip(172.0 * 2**30, 8e12, 2.25e15, 4.5e11, platform="gpu"),
 }
+
+
+class Target(NamedTuple):
+    """A GPU as XLA's compiler wants it described where there is none to ask: CUDA's properties of the device."""
+
+    name: str  # as CUDA and JAX say it
+    capability: tuple[int, int]
+    multiprocessors: int
+    cache: int  # MiB, the second level
+    memory: int  # MiB of the device
+    clock: float = 1.98  # GHz
+
+
+TARGETS = {
+    "h100": Target("NVIDIA H100 80GB HBM3", (9, 0), 132, 50, 81_559),
+    "h200": Target("NVIDIA H200", (9, 0), 132, 60, 143_771),
+    "b200": Target("NVIDIA B200", (10, 0), 148, 126, 183_359, 1.965),
+}
+CUDNN = (9, 8)  # as old as any that JAX's wheels come with
+
+
+def of_xla(kind: str) -> str:
+    """A ``GpuTargetConfigProto`` in text; Hopper and Blackwell have the same limits of a block and a multiprocessor.
+
+    >>> print(of_xla("h100")[:72])
+    gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32
+    """
+    one = TARGETS[kind]
+    device = {
+        "threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_core": 228 * 1024, "threads_per_core_limit": 2048, "core_count": one.multiprocessors,
+        "fpus_per_core": 128, "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+        "memory_bandwidth": int(GPUS[kind].bandwidth), "l2_cache_size": one.cache * 2**20, "clock_rate_ghz": one.clock,
+        "device_memory_size": one.memory * 2**20, "shared_memory_per_block_optin": 227 * 1024,
+        "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
+    }  # fmt: skip
+    major, minor = one.capability
+    fields = " ".join(f"{name}: {value}" for name, value in device.items())
+    return (
+        f"gpu_device_info {{ {fields} cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: {CUDNN[0]} minor: {CUDNN[1]} }} '
+        f'device_description_str: "{one.name}"'
+    )
+
+
 MACHINE = 8  # GPUs that these links connect
 _NETWORK = 2.5e10  # between machines, one direction: 400 Gbit/s to each GPU, half of it for each way around
 _MACHINES = (1, 2, 4, 8, 16, 32)

@@ -17,7 +17,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import estimate, schedule
-from jaxrl_llm.planning.chips import Chip, Topology
+from jaxrl_llm.planning.chips import MACHINE, Chip, Topology, of_xla
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Phase, phases
 from jaxrl_llm.planning.schedule import Schedule
@@ -41,9 +41,21 @@ class Compiled(NamedTuple):
     layers: tuple[int, ...] = ()  # the numbers of layers that were compiled instead of all, see ``of_depths``
 
 
-def available() -> bool:
-    """Whether the TPU compiler is installed (extra ``plan``)."""
-    return importlib.util.find_spec("libtpu") is not None
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # JAX's for CUDA, which compile without a GPU, too
+
+
+def available(topology: Topology | None = None) -> bool:
+    """Whether the compiler for a topology is installed: for TPUs (None) the extra ``plan``."""
+    if topology is None or topology.tpu:
+        return importlib.util.find_spec("libtpu") is not None
+    return any(importlib.util.find_spec(name) is not None for name in _PLUGINS)
+
+
+def installed_by(topology: Topology) -> str:
+    """What is lacking and the command that installs it, where ``available`` says no."""
+    if topology.tpu:
+        return "libtpu is not installed (pip install 'jaxrl_llm[plan]')"
+    return "JAX's CUDA compiler is not installed (pip install 'jax[cuda12]')"
 
 
 def without_a_tpu(environment: MutableMapping[str, str]) -> None:
@@ -61,12 +73,16 @@ def devices(topology: Topology) -> Any:
     """The chips of a topology as devices to compile for.
 
     Raises:
-      UserError: where libtpu is missing or does not know the topology.
+      UserError: where the compiler is missing or does not know the topology.
     """
-    if not available():
-        raise UserError("libtpu is not installed: pip install 'jaxrl_llm[plan]', or plan with --estimate")
+    if not available(topology):
+        raise UserError(f"{installed_by(topology)}, or plan with --estimate")
     from jax.experimental import topologies
 
+    if not topology.tpu:
+        machines = f"1x{-(-topology.chips // MACHINE)}x{min(topology.chips, MACHINE)}"
+        described = {"target_config": of_xla(topology.kind), "topology": machines}
+        return topologies.get_topology_desc(topology.name, "cuda", **described).devices
     without_a_tpu(os.environ)
     # JAX has read these; libtpu does when it compiles, and ends the process at a CPU flag that it does not know
     kept = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith("--xla_cpu_")]

@@ -15,13 +15,13 @@ from jaxtyping import Array, Bool, Int
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed.compiler_options import TPUS
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning.chips import CHIPS, GPUS, Chip
+from jaxrl_llm.planning.chips import CHIPS, GPUS, TARGETS, Chip
 from jaxrl_llm.planning.cost import active_parameters, cache_bytes
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.types import Rewards, Trajectories
 
 # as ``jax.Device.device_kind`` names them
-KINDS = {**TPUS, "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200"}
+KINDS = TPUS | {target.name: kind for kind, target in TARGETS.items()}
 
 
 def _least_time(run: Callable[[Array], Array], given: Array, repeats: int) -> float:

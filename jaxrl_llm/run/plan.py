@@ -181,7 +181,7 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
             "choose a multiple of the chips"
         )
     shown, details = found[: settings.show], []
-    if topology.tpu and not settings.estimate and compiled.available():
+    if not settings.estimate and compiled.available(topology):
         compile_cache.enable(False)  # programs for a TPU that is not there cannot be loaded again
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
@@ -319,7 +319,7 @@ def run(settings: Settings) -> int:
     config, topology, shown, details = best(settings)
     larger = otherwise(config, topology, shown)
     how = "compiled ahead of time" if details else "estimated in closed form"
-    missing = topology.tpu and not compiled.available()
+    missing = not compiled.available(topology)
     if settings.json:
         pairs = zip(shown, details or [{}] * len(shown), strict=True)
         data = [as_data(config, plan, topology, figures, settings.reward) for plan, figures in pairs]
@@ -339,7 +339,7 @@ def run(settings: Settings) -> int:
             kept = f"an adapter of rank {settings.lora} beside weights in {settings.lora_base or 'bfloat16'}"
         print(f"a step: {settings.prompts} prompts x {settings.group} = {rows} rows of {prompt} + "
               f"{response} tokens; AdamW, {kept}, bfloat16 compute")  # fmt: skip
-        why = ": libtpu is not installed (pip install 'jaxrl_llm[plan]')" if missing and not settings.estimate else ""
+        why = f": {compiled.installed_by(topology)}" if missing and not settings.estimate else ""
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):
             print("\n".join(lines(config, plan, topology, number, settings.reward)))

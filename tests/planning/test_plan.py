@@ -1,16 +1,19 @@
 """Plans: shapes of known models, closed forms against XLA's own figures, the search, the command."""
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import re
 import runpy
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import topologies
 
 from jaxrl_llm.distributed import expert_exchange, rules
 from jaxrl_llm.distributed.mesh import parse_sizes
@@ -20,7 +23,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.quantised import BITS
-from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, phases, reshard_cost, search
+from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, phases, reshard_cost, search, utilisation
 from jaxrl_llm.planning import known_models as shapes
 from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held, held_adapter, held_matrices
 from jaxrl_llm.planning.work import Work, columns, kept_bytes, rows_of, sampled_bytes
@@ -468,7 +471,7 @@ def test_parts_of_the_batch_leave_room_for_the_reference():
 
 
 def test_memory_of_a_plan_by_the_compilers_buffers(capsys, monkeypatch):
-    monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(compiled, "available", lambda *_: True)
     monkeypatch.setattr(compiled, "devices", lambda topology: [None])
     kept: list[bool] = []
     monkeypatch.setattr(compile_cache, "enable", kept.append)
@@ -501,7 +504,7 @@ def test_gpus_are_planned_by_the_same_roofline(capsys):
     assert far["reshard"] == doubles(9 * near["reshard"])  # 450 GB/s within, 50 GB/s between
     assert cli.cli(["--model", "Llama-3-70B", "--topology", "h100:8", "--show", "1"]) == 1
     out = capsys.readouterr().out
-    assert "memory estimated in closed form;" in out and "by the closed form would: h100:32 (" in out
+    assert "memory estimated in closed form" in out and "by the closed form would: h100:32 (" in out
 
 
 def test_rows_of_many_tokens_are_cut_along_context(capsys):
@@ -543,7 +546,7 @@ def test_command_text_and_json(capsys):
 
 def test_no_argument_plans_the_embedded_model(capsys, monkeypatch):
     """Its rows take the 512 positions that it has: a quarter of them is the prompt."""
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(compiled, "available", lambda *_: False)
     assert cli.cli([]) == 0
     out = capsys.readouterr().out
     assert "nano, 152,480 parameters, on v5e:2x4: 8 chips" in out and "128 rows of 128 + 384 tokens" in out
@@ -626,11 +629,53 @@ def test_wrong_commands(capsys, words, message):
 
 
 def test_without_the_compiler_it_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.cli(["--model", "Qwen3-0.6B", "--show", "1"]) == 0
     assert "closed form: libtpu is not installed (pip install 'jaxrl_llm[plan]')" in capsys.readouterr().out
     with pytest.raises(ValueError, match="libtpu is not installed"):
         compiled.devices(V5E)
+    command = ["--model", "Qwen3-0.6B", "--topology", "h100:8", "--show", "1"]
+    assert cli.cli(command) == 0
+    assert "closed form: JAX's CUDA compiler is not installed (pip install 'jax[cuda12]')" in capsys.readouterr().out
+    assert cli.cli([*command, "--estimate"]) == 0
+    assert "closed form;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("h100:4", "1x1x4", "cuda_compute_capability { major: 9 minor: 0 }"),
+        ("h200:8", "1x1x8", f"device_memory_size: {143_771 * 2**20} "),
+        ("b200:32", "1x4x8", "memory_bandwidth: 8000000000000 "),
+    ],
+)
+def test_gpus_that_are_not_there_are_described_to_the_compiler(name, shape, said, monkeypatch):
+    """Machines of eight; the program of a described device is known by CUDA's name of it."""
+    asked = []
+
+    def get_topology_desc(*given, **described):
+        asked.append((given, described))
+        return types.SimpleNamespace(devices=["a", "b"])
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "jax_cuda13_plugin" else None)
+    monkeypatch.setattr(topologies, "get_topology_desc", get_topology_desc)
+    assert compiled.devices(chips.parse(name)) == ["a", "b"]
+    ((given, described),) = asked
+    assert given == (name, "cuda") and described["topology"] == shape and said in described["target_config"]
+    kinds = utilisation.KINDS  # as a run knows it
+    assert kinds[chips.TARGETS[chips.parse(name).kind].name] == chips.parse(name).kind
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiled.available(chips.parse("h100:8")), reason="needs JAX's plugin for CUDA")
+def test_memory_of_a_plan_by_the_compiler_of_gpus():
+    config, work = shapes.shape_of("Qwen3-0.6B"), Work(64, 64, 16, 16, group=4)
+    devices = compiled.devices(chips.parse("h100:8"))
+    found = compiled.of_step(config, Sizes(fsdp=8), Sizes(data=8), work, devices, names=("reshard", "decode"))
+    assert all(one.fits and one.schedule is None for one in found.values())
+    expected = estimate.reshard(config, Sizes(fsdp=8), Sizes(data=8), work)
+    assert found["reshard"].arguments == pytest.approx(expected.arguments, rel=OF_TOKENS)
+    assert found["decode"].arguments > sampled_bytes(config, Sizes(data=8), work)
 
 
 def test_the_flags_of_a_plan_are_flags_of_the_main_job():
