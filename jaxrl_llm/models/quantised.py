@@ -83,6 +83,11 @@ def on_host(params: Params) -> Params:
     return params | {"layers": {name: of(x) for name, x in params["layers"].items()}}
 
 
+def in_few_bits(params: Params) -> bool:
+    """Whether some of the layers' matrices are."""
+    return not all(isinstance(x, jax.Array | np.ndarray) for x in params["layers"].values())
+
+
 def _whole(layers: dict[str, Any]) -> bool:
     return all(isinstance(x, jax.Array) for x in layers.values())
 

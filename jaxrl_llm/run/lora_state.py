@@ -5,6 +5,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.layers import LORA_A
 from jaxrl_llm.models.lora import Lora
@@ -94,4 +95,7 @@ def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Param
     trained = jax.tree.map(jnp.asarray, params[PART])
     if not model.merged and not lora.fused(model.config, spec.targets):
         lora.save(folder, model.config, spec, trained, base_model=str(model.folder))
+        if quantised.in_few_bits(params["base"]):
+            hosts.say(f"the adapter was trained beside a base in few bits: on the weights of {model.folder} it is "
+                      "another model than the one that was measured, which is written whole, too")  # fmt: skip
     return lora.merge_on_host(quantised.on_host(params["base"]), trained, spec.scale)

@@ -11,6 +11,7 @@ from jaxrl_llm.__main__ import main
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.models import lora, quantised
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import options, parts
 from tests import close
 from tests.run.test_method import of
@@ -57,9 +58,11 @@ def test_an_adapter_trains_beside_a_base_in_four_bits(tmp_path, capsys):
     assert cli([*words, "--steps", "2", "--out", str(tmp_path / "run")]) == 0
     lines = figures(tmp_path / "run")
     assert all(line["grad/norm"] > 0 and line["kl/sampler_max"] < GAP for line in lines)
+    assert f"on the weights of {weights.bundled('nano')} it is another model" in capsys.readouterr().out
 
     base, merged = parts.load_model("nano"), parts.load_model(str(tmp_path / "run" / "model"))
     few = quantised.quantise(base.config, base.params, "nf4", block=quantised.BLOCK)
+    assert quantised.in_few_bits(few) and not quantised.in_few_bits(base.params)
     spec, adapter = lora.load(tmp_path / "run" / "adapter", base.config)
     assert float(jnp.abs(adapter["q_lora_b"]).max()) > 0
     want = lora.merge_on_host(quantised.on_host(few), adapter, spec.scale)
