@@ -22,7 +22,6 @@ CONFIGS = {
     "Qwen3-1.7B": ("qwen3", "Qwen3", "qwen3_1p7b"),
     "Qwen3-8B": ("qwen3", "Qwen3", "qwen3_8b"),
     "Qwen3-32B": ("qwen3", "Qwen3", "qwen3_32b"),
-    "Qwen3-30B-A3B": ("qwen3", "Qwen3", "qwen3_30b_a3b"),
     "Llama-3-8B": ("llama3", "Llama3", "llama3p1_8b"),
     "Llama-3-70B": ("llama3", "Llama3", "llama3_70b"),
 }
