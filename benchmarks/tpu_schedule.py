@@ -78,11 +78,10 @@ Tunix {tunix} (its models, its GRPO loss, its layouts; splash attention in the u
 the same slice in the same shapes and added up alike: an update of two rows of 256 + 768 tokens a chip, and one token of
 256 rows with a cache of 2,048, which theirs reads whole and ours as far as it is filled, in the mean of 1,023 tokens.
 *x*: Tunix's total by ours. Ours is the program of a run, of layers that are compiled one by one a straight line as
-below; theirs has every layer compiled, of models of at most {deepest} layers the update too. A kernel of theirs that
-does not say what it needs counts nothing, and of a token theirs is the step alone, without its loop and without
-sampling. Its Llama has one type for weights and computing, which is bfloat16 here; ours has float32
-masters. Where ours samples through layers that are compiled one by one it keeps a second copy of their matrices: for
-Qwen3-32B there is no room here, so that its layers are a loop, which is slower.
+below; theirs has every layer compiled. A kernel of theirs that does not say what it needs counts nothing, and of a
+token theirs is the step alone, without its loop and without sampling. Where ours samples through layers that are
+compiled one by one it keeps a second copy of their matrices: for Qwen3-32B there is no room here, so that its layers
+are a loop, which is slower.
 """
 
 
@@ -231,7 +230,9 @@ SIDE_BY_SIDE = {
     "Llama-3-8B": ("v5e:4x4", 8), "Qwen3-32B": ("v5e:8x8", 8), "Llama-3-70B": ("v5p:4x4x4", 8),
 }  # fmt: skip
 SIDES = ("decode, one token", "update, recomputed")
-DEEPEST = 40  # layers of a model of theirs whose update is compiled: each by itself, which takes minutes
+# an update of theirs has every layer by itself, which takes minutes and much memory to compile, and of Llama weights in
+# the type that computes
+UPDATED = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-8B")
 
 
 def figures_of(found: Any, tokens: int = 1) -> dict[str, Any] | None:
@@ -282,7 +283,7 @@ def beside_table(record: dict[str, Any]) -> str:
                 )
             cells.append(f"{both[1]['total'] / both[0]['total']:.2f}" if all(both) else "-")
             lines.append("| " + " | ".join([model, topology, name, *cells]) + " |")
-    return "\n".join([BESIDE_HEAD.format(tunix=record["version"], deepest=DEEPEST), *table(columns, lines), ""])
+    return "\n".join([BESIDE_HEAD.format(tunix=record["version"]), *table(columns, lines), ""])
 
 
 COLUMNS = ("model", "slice", "plan", "phase", *PARTS, "of the roof", "dearest place")
@@ -405,8 +406,6 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
             kept(name, place[name])
         return
     if given.tunix:
-        from jaxrl_llm.planning.known_models import shape_of
-
         if importlib.util.find_spec("tunix") is None:
             raise SystemExit("--tunix: Tunix is not installed: pip install google-tunix==0.1.7")
         place = found.setdefault(BESIDE, {})
@@ -414,7 +413,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
         models = [model for model in SIDE_BY_SIDE if model in given.models]
         for name, model, side in itertools.product(SIDES, models, ("ours", "tunix")):
             of_both = place.setdefault(model, {}).setdefault(name, {})
-            if side not in of_both and (name == SIDES[0] or shape_of(model).num_layers <= DEEPEST):
+            if side not in of_both and (name == SIDES[0] or model in UPDATED):
                 of_both[side] = beside(model, name, side)
                 kept(f"{model} {name}: {side}", of_both)
         return

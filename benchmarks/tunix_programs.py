@@ -1,8 +1,7 @@
 """Tunix's programs of a GRPO step as phases, to be compiled for a TPU like ours: see ``tpu_schedule.py --tunix``.
 
 Needs ``pip install google-tunix==0.1.7`` beside ``jaxrl_llm[plan]``. Only its public models, its GRPO loss and its own
-layouts are used; weights are float32 and computing bfloat16 in training, both bfloat16 in sampling, as in ours. Its
-Llama has one type for both, which is bfloat16 here.
+layouts are used; weights are float32 and computing bfloat16 in training, both bfloat16 in sampling, as in ours.
 """
 
 import dataclasses

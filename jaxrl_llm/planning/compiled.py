@@ -69,6 +69,13 @@ def without_a_tpu(environment: MutableMapping[str, str]) -> None:
             environment.setdefault(name, value)
 
 
+def without_a_gpu(environment: MutableMapping[str, str]) -> None:
+    """Nothing is computed on a GPU, where nobody asks for one: JAX's plugin then compiles and looks for no driver."""
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # that there is no driver
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
+
+
 def devices(topology: Topology) -> Any:
     """The chips of a topology as devices to compile for.
 
@@ -80,9 +87,14 @@ def devices(topology: Topology) -> Any:
     from jax.experimental import topologies
 
     if not topology.tpu:
+        without_a_gpu(os.environ)
         machines = f"1x{-(-topology.chips // MACHINE)}x{min(topology.chips, MACHINE)}"
         described = {"target_config": of_xla(topology.kind), "topology": machines}
-        return topologies.get_topology_desc(topology.name, "cuda", **described).devices
+        try:
+            return topologies.get_topology_desc(topology.name, "cuda", **described).devices
+        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            raise UserError(f"--topology {topology.name}: JAX's CUDA compiler did not start ({error}); plan with "
+                            "--estimate, or give JAX_PLATFORMS=cpu") from error  # fmt: skip
     without_a_tpu(os.environ)
     # JAX has read these; libtpu does when it compiles, and ends the process at a CPU flag that it does not know
     kept = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith("--xla_cpu_")]

@@ -361,7 +361,9 @@ def test_groups_without_an_order_change_neither_loss_nor_step_of_trpa(monkeypatc
         kept = online_dpo.kept_rows(found, settings, rewards)
         count, zeros = len(values), jnp.zeros((len(values), 3))
         mask = jnp.ones((count, 3), bool) & kept[:, None]
-        extras = online_dpo.Rated(rewards.value)._asdict() | online_dpo.Preferred(jnp.ones(count))._asdict()
+        sums = jnp.sum(mask), jnp.sum(kept) / 2
+        step = online_dpo.Preferred(jnp.ones(count), *(jnp.full(count, x, jnp.float32) for x in sums))
+        extras = online_dpo.Rated(rewards.value)._asdict() | step._asdict()
         tokens = mask.astype(jnp.int32)
         batch = Batch(tokens, tokens, tokens, mask, zeros, zeros, zeros, zeros, jnp.arange(count) // 2,
                       online_dpo.counted(found, 2, kept), extras)  # fmt: skip

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -662,8 +663,23 @@ def test_gpus_that_are_not_there_are_described_to_the_compiler(name, shape, said
     assert compiled.devices(chips.parse(name)) == ["a", "b"]
     ((given, described),) = asked
     assert given == (name, "cuda") and described["topology"] == shape and said in described["target_config"]
+
+    def no_driver(*given, **described):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", no_driver)
+    with pytest.raises(UserError, match=f"--topology {name}: JAX's CUDA compiler did not start .*JAX_PLATFORMS=cpu"):
+        compiled.devices(chips.parse(name))
     kinds = utilisation.KINDS  # as a run knows it
     assert kinds[chips.TARGETS[chips.parse(name).kind].name] == chips.parse(name).kind
+
+
+def test_a_plan_of_gpus_asks_for_none():
+    """Else JAX's plugin looks for a driver, does not find one and is not there to compile."""
+    command = "from jaxrl_llm.planning import compiled; compiled.without_a_gpu({}); import jax; print(jax.devices())"
+    bare = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
+    said = subprocess.run([sys.executable, "-c", command], env=bare, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("[CpuDevice(")
 
 
 @pytest.mark.slow
