@@ -262,13 +262,16 @@ def test_the_longer_response_of_a_pair_counts_less(model, batch):
 
 def test_the_loss_is_that_of_the_pairs_over_those_of_the_step(model, batch):
     settings, found = method(loss="dpo_loss")
-    batch = batch._replace(extras=batch.extras | {"kept_share": jnp.ones(8)})
+    sums_of_step = jnp.sum(batch.mask), 4  # tokens and pairs
+    step = online_dpo.Preferred(jnp.ones(8), *(jnp.full(8, x, jnp.float32) for x in sums_of_step))
+    batch = batch._replace(extras=batch.extras | step._asdict())
     value, aux = online_dpo.make_loss(settings, found, model.policy, None)(model.params, batch)
     logp, ref = sums(model, batch), np.asarray(jnp.sum(batch.ref_logp, axis=1))
     gain = logp - ref
     h = 0.1 * (gain[[0, 3, 6, 7]] - gain[[2, 1, 4, 5]])
     close.assert_same_sums(value, np.log1p(np.exp(-h)).sum() / 4, close.forward_sums(model.config, 9), magnitude=2.0)
     assert float(aux["preferences/kept"]) == 1.0
+    assert float(aux["preferences/loss"]) == float(value)  # of the whole step, which is one part
 
 
 @pytest.mark.parametrize("partner", ["policy", "reference"])
