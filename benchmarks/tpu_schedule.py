@@ -62,9 +62,7 @@ CELLS_HEAD = """
 ## Schedules of the best plans
 
 The same plans. *decode* is every token of one rollout. A phase whose layers are compiled one by one (marked ~) is a
-straight line through programs of {few} and {more} layers{checked}. A v7x
-has several collectives on their way at once, each counted as if it had the links for itself: where more than the least
-is done in less time, that is why.{missing}
+straight line through programs of {few} and {more} layers{checked}.{missing}
 """
 COMPARED_HEAD = """## One model in one shape
 

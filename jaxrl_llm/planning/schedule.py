@@ -339,8 +339,10 @@ class _Sums:
         if line.op == "async-update":  # where a SparseCore of v7x is given what it was started for
             for name in filter(due.__contains__, line.operands):
                 del due[name]
-                due[line.name] = now + self.lengths.get(name, _moved(line) / self.chip.bandwidth)
+                before = due.get("links", now) if name in self.lengths else now  # one after the other
+                due[line.name] = max(now, before) + self.lengths.get(name, _moved(line) / self.chip.bandwidth)
                 if name in self.lengths:
+                    due["links"] = due[line.name]
                     self.given.add(line.name)
             return now
         cycles = re.search(r'estimated_cycles"?:\s*"?(\d+)', line.rest)

@@ -281,6 +281,16 @@ def test_collectives_that_a_sparse_core_runs_begin_where_they_are_given_their_nu
     close.assert_relative(found.collectives, whole)
     close.assert_relative(found.computing, 2 * tenth / chip.clock)
     close.assert_relative(found.exposed, whole - tenth / chip.clock)
+    update = next(line for line in SPARSE.splitlines() if "async-update" in line)
+    start, done = (next(line for line in SPARSE.splitlines() if f"async-{word}(" in line) for word in ("start", "done"))
+    second = {line: line.replace("all-reduce.1.call", "all-reduce.2.call") for line in (start, update)}
+    two = SPARSE.replace(
+        done, done.replace("ROOT ", "") + "\n" + done.replace("all-reduce.1.call", "all-reduce.2.call")
+    )
+    for line, more in second.items():
+        two = two.replace(line, line + "\n" + more)
+    found = schedule.of_text(two.replace("CYCLES", str(tenth)), chip)  # the links are one's at a time
+    close.assert_relative(found.exposed, 2 * whole - tenth / chip.clock)
     turned = SPARSE.replace("all-reduce.1.call", "sparse-core-data-format-call").replace("all-reduce(", "copy(")
     moved = schedule.of_text(turned.replace("CYCLES", "1"), chip)
     assert moved.collectives == moved.exposed == 0.0
