@@ -23,7 +23,6 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -211,7 +210,7 @@ def checked_words(record: dict[str, dict[str, Any]]) -> str:
 def compared_table(found: dict[str, dict[str, Any]]) -> str:
     """``compared`` for people."""
     columns = ("phase", *PARTS, "collectives", "GiB")
-    lines = [COMPARED_HEAD, "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines = []
     for name, one in ((name, found[name]) for name in SHAPES if name in found):
         said = f"{name} ~" if "layers" in one else name
         lines.append("| " + " | ".join([said, *(f"{one[part]:,}" for part in (*PARTS, "collectives", "gib"))]) + " |")
@@ -220,7 +219,7 @@ def compared_table(found: dict[str, dict[str, Any]]) -> str:
             said = name.replace("1,023 tokens", "one token")
             cells = [said, *(f"{x:.2f}" for x in tokens.values()), ""]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, ""])
+    return "\n".join([COMPARED_HEAD, *table(columns, lines), ""])
 
 
 # the slice of a model, and the parts of ``tensor`` that its sampling has; a token of Qwen3-30B-A3B in Tunix's layout
@@ -261,9 +260,9 @@ def beside(model: str, name: str, side: str) -> dict[str, Any] | None:
         program = tunix_programs.phase(model, phase, devices, **shapes)
         return figures_of(compiled.of_phase(program, chip=topology.chip))
     layouts = Sizes(fsdp=topology.chips), Sizes(data=topology.chips // tensor, tensor=tensor)
-    of_step = partial(compiled.of_step, names=(phase,), chip=topology.chip, whole=False)
-    found = of_step(config, *layouts, Work(prompt, response, rows, rows, group=group), devices)[phase]
-    return figures_of(found, response - 1 if phase == "decode" else 1)
+    work = Work(prompt, response, rows, rows, group=group)
+    found = compiled.of_step(config, *layouts, work, devices, names=(phase,), chip=topology.chip, whole=False)
+    return figures_of(found[phase], response - 1 if phase == "decode" else 1)
 
 
 def beside_table(record: dict[str, Any]) -> str:
@@ -277,10 +276,9 @@ def beside_table(record: dict[str, Any]) -> str:
             of_slice = chips.parse(topology)
             both = [record[model][name][side] for side in ("ours", "tunix")]
             cells = [f"tensor={tensor}" if name == SIDES[0] else f"fsdp={of_slice.chips}"]
+            parts = ("total", "exposed", "gib")
             for one in both:
-                cells += (
-                    [f"{one[part]:,.2f}" for part in ("total", "exposed", "gib")] if one else ["does not fit", "", ""]
-                )
+                cells += [f"{one[part]:,.2f}" for part in parts] if one else ["does not fit", "", ""]
             cells.append(f"{both[1]['total'] / both[0]['total']:.2f}" if all(both) else "-")
             lines.append("| " + " | ".join([model, topology, name, *cells]) + " |")
     return "\n".join([BESIDE_HEAD.format(tunix=record["version"]), *table(columns, lines), ""])
@@ -343,13 +341,13 @@ def page(record: dict[str, Any]) -> str:
     """The whole page."""
     from jaxrl_llm.planning.compiled import DEPTHS
 
-    beside = compared_table(record[COMPARED]) if COMPARED in record else ""
-    beside += "\n" + beside_table(record[BESIDE]) if BESIDE in record else ""
+    first = compared_table(record[COMPARED]) if COMPARED in record else ""
+    first += "\n" + beside_table(record[BESIDE]) if BESIDE in record else ""
     cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED, BESIDE, COMPILER)}
     memory = [gib_row(name, cell) for name, cell in cells.items() if cell["gib"]]
     lines = [line for name, cell in cells.items() for line in rows_of(name, cell)]
     said = {"few": DEPTHS[0], "more": DEPTHS[1], "checked": checked_words(record), "missing": missing(cells, "phases")}
-    parts = [HEAD.format(compared=beside, compiler=record.get(COMPILER, "(none yet)")).rstrip()]
+    parts = [HEAD.format(compared=first, compiler=record.get(COMPILER, "(none yet)")).rstrip()]
     parts += [MEMORY_HEAD.format(missing=missing(cells, "gib")), *table(GIB_COLUMNS, memory)] if memory else []
     parts += [CELLS_HEAD.format(**said), *table(COLUMNS, lines)] if lines else []
     return "\n".join(parts) + "\n"

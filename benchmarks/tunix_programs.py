@@ -16,13 +16,13 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.planning.phases import Phase
 
-CONFIGS = {
-    "Qwen3-0.6B": ("qwen3", "Qwen3", "qwen3_0p6b"),
-    "Qwen3-1.7B": ("qwen3", "Qwen3", "qwen3_1p7b"),
-    "Qwen3-8B": ("qwen3", "Qwen3", "qwen3_8b"),
-    "Qwen3-32B": ("qwen3", "Qwen3", "qwen3_32b"),
-    "Llama-3-8B": ("llama3", "Llama3", "llama3p1_8b"),
-    "Llama-3-70B": ("llama3", "Llama3", "llama3_70b"),
+CONFIGS = {  # their folder, and the name there
+    "Qwen3-0.6B": ("qwen3", "qwen3_0p6b"),
+    "Qwen3-1.7B": ("qwen3", "qwen3_1p7b"),
+    "Qwen3-8B": ("qwen3", "qwen3_8b"),
+    "Qwen3-32B": ("qwen3", "qwen3_32b"),
+    "Llama-3-8B": ("llama3", "llama3p1_8b"),
+    "Llama-3-70B": ("llama3", "llama3_70b"),
 }
 
 
@@ -34,26 +34,25 @@ class _Model:
 
         from flax import nnx
 
-        folder, cls, config = CONFIGS[name]
+        folder, config = CONFIGS[name]
         models = importlib.import_module(f"tunix.models.{folder}.model")
         layout = models.ShardingConfig.get_default_sharding(is_sampling=samples)
         known = {field.name for field in dataclasses.fields(models.ModelConfig)}
         if remat := settings.pop("remat", None):
             settings["remat_config"] = getattr(models.RematConfig, remat)
-        given = {key: value for key, value in settings.items() if key in known}
+        given = {key: value for key, value in settings.items() if key in known}  # its Llama has no types
         self.config = dataclasses.replace(getattr(models.ModelConfig, config)(), shd_config=layout, **given)
-        # its Llama draws weights of float32 alone, and computes in their type
-        self.cast = None if "param_dtype" in known else jnp.bfloat16
-        model = nnx.eval_shape(lambda: getattr(models, cls)(self.config, rngs=nnx.Rngs(0)))
+        model = nnx.eval_shape(lambda: getattr(models, folder.capitalize())(self.config, rngs=nnx.Rngs(0)))
         self.graph, self.state = nnx.split(model)
         self.specs = nnx.get_partition_spec(self.state)
 
-    def weights(self, mesh: Mesh) -> Any:
+    def weights(self, mesh: Mesh, dtype: Any) -> Any:
         """Its weights as shapes on a mesh."""
         return jax.tree.map(
-            lambda x, spec: jax.ShapeDtypeStruct(x.shape, self.cast or x.dtype, sharding=NamedSharding(mesh, spec)),
-            self.state, self.specs,
-        )  # fmt: skip
+            lambda x, spec: jax.ShapeDtypeStruct(x.shape, dtype, sharding=NamedSharding(mesh, spec)),
+            self.state,
+            self.specs,
+        )
 
     def bound(self, state: Any) -> Any:
         """The model with these weights."""
@@ -83,8 +82,7 @@ def update(name: str, devices: Any, rows: int, prompt: int, response: int) -> Ph
     from tunix.rl.grpo import grpo_learner
 
     mesh = Mesh(np.array(devices).reshape(len(devices), 1), ("fsdp", "tp"))
-    types = {"dtype": jnp.bfloat16, "param_dtype": jnp.float32}
-    model = _Model(name, False, remat="DECODER", use_flash_attention=True, **types)
+    model = _Model(name, False, remat="DECODER", use_flash_attention=True, dtype=jnp.bfloat16)
     optimizer = optax.adamw(1e-6)
     settings = grpo_learner.GRPOConfig(beta=0.0, num_generations=8)
     object.__setattr__(settings, "temperature", 1.0)  # its learner copies that of the rollout
@@ -102,14 +100,13 @@ def update(name: str, devices: Any, rows: int, prompt: int, response: int) -> Ph
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, state)
         return optax.apply_updates(state, updates), optimizer_state, value
 
-    weights = model.weights(mesh)
+    weights = model.weights(mesh, jnp.float32)
     moments = jax.eval_shape(optimizer.init, weights)
-    by_shape = {tuple(x.shape): x.sharding for x in jax.tree.leaves(weights)}
+    # moments lie where their weights do; the count of steps has no shape of theirs
+    layouts = {x.shape: x.sharding for x in jax.tree.leaves(weights)}
+    whole = NamedSharding(mesh, P())
     moments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=by_shape.get(tuple(x.shape), NamedSharding(mesh, P()))
-        ),
-        moments,
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layouts.get(x.shape, whole)), moments
     )
     integers, floats = jnp.int32, jnp.float32
     batch = {
@@ -123,7 +120,7 @@ def update(name: str, devices: Any, rows: int, prompt: int, response: int) -> Ph
 def decode(name: str, devices: Any, rows: int, length: int, tensor: int) -> Phase:
     """One greedy token at a cache of this length, in its layout of sampling: weights whole on each part of ``tp``."""
     mesh = Mesh(np.array(devices).reshape(len(devices) // tensor, tensor), ("fsdp", "tp"))
-    model = _Model(name, True, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    model = _Model(name, True, dtype=jnp.bfloat16)
     config = model.config
     stored = _rows(mesh, (rows, length, config.num_kv_heads, config.head_dim), jnp.bfloat16, None, "tp")
     ends = _rows(mesh, (rows,), jnp.int32)
@@ -135,7 +132,7 @@ def decode(name: str, devices: Any, rows: int, length: int, tensor: int) -> Phas
 
     one = _rows(mesh, (rows, 1), jnp.int32)
     mask = _rows(mesh, (rows, 1, length), jnp.bool_)
-    return _Within(step, (model.weights(mesh), one, one, cache, mask), (3,))
+    return _Within(step, (model.weights(mesh, jnp.bfloat16), one, one, cache, mask), (3,))
 
 
 def phase(name: str, what: str, devices: Any, *, rows: int, prompt: int, response: int, tensor: int) -> Phase:

@@ -398,7 +398,7 @@ def _write(module: ModuleType, options: Options, settings: Any, found: Results, 
         slug = f"{slug}@{options.bed}" if options.bed else slug
         keep_copy(whole, out / "plot.png", pathlib.Path("results") / family, slug)
     print(f"\n{table}")
-    if not module.claim.__doc__:  # a job of the front door claims nothing
+    if claims_nothing(module):
         print(f"results in {out}")
         return
     print(f"Claim: {claim.statement}")
@@ -475,6 +475,11 @@ def check_kept(options: Options) -> None:
         raise UserError("--export always: a record or certificate leaves no models; drop it")
 
 
+def claims_nothing(module: ModuleType) -> bool:
+    """Whether a module is a job of the front door, whose claim has no text."""
+    return not module.claim.__doc__
+
+
 def check_claims(module: ModuleType, options: Options) -> None:
     """Refuses what rests on a claim where a module, as those of the front door, has none.
 
@@ -482,7 +487,7 @@ def check_claims(module: ModuleType, options: Options) -> None:
       UserError: naming the flag.
     """
     for name in ("record", "until_decided"):
-        if getattr(options, name) and not module.claim.__doc__:
+        if getattr(options, name) and claims_nothing(module):
             raise UserError(f"{flags.spell(name)} is of experiments with a claim, and {command_name(module)} has none; "
                             "drop it")  # fmt: skip
 

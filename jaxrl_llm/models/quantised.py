@@ -77,15 +77,18 @@ def on_host(params: Params) -> Params:
     """Parameters of which some may be in few bits as float32 in the host's memory, one after another."""
 
     def of(x: Any) -> np.ndarray:
-        whole = isinstance(x, jax.Array | np.ndarray)
-        return np.asarray(x if whole else _qwix().dequantize(jax.tree.map(jnp.asarray, x)), np.float32)
+        return np.asarray(x if _is_array(x) else _qwix().dequantize(jax.tree.map(jnp.asarray, x)), np.float32)
 
     return params | {"layers": {name: of(x) for name, x in params["layers"].items()}}
 
 
 def in_few_bits(params: Params) -> bool:
     """Whether some of the layers' matrices are."""
-    return not all(isinstance(x, jax.Array | np.ndarray) for x in params["layers"].values())
+    return not all(map(_is_array, params["layers"].values()))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray)
 
 
 def _whole(layers: dict[str, Any]) -> bool:

@@ -216,15 +216,25 @@ def _size(kind: str) -> float:
     return float(sum(sizes))
 
 
+def _sizes(kind: str) -> list[float]:
+    """Bytes of each array of a type."""
+    return [_size(found) for found in re.findall(r"\b\w+\[[\d,]*\]", kind)]
+
+
 def _largest(kind: str) -> float:
     """Bytes of the largest array of a type."""
-    return max((_size(found) for found in re.findall(r"\b\w+\[[\d,]*\]", kind)), default=0.0)
+    return max(_sizes(kind), default=0.0)
 
 
 def _moved(line: _Line) -> float:
     """Bytes that a copy moves: a part of what it is cut out of."""
-    arrays = (_size(found) for found in re.findall(r"\b\w+\[[\d,]*\]", line.type))
-    return min((size for size in arrays if size > _WORD), default=0.0)
+    return min((size for size in _sizes(line.type) if size > _WORD), default=0.0)
+
+
+def _queued(due: dict[str, float], way: str, now: float, seconds: float) -> float:
+    """When a transfer ends that shares its way: one comes after the other."""
+    due[way] = max(now, due.get(way, now)) + seconds
+    return due[way]
 
 
 def _ends(line: _Line) -> bool:
@@ -339,11 +349,11 @@ class _Sums:
         if line.op == "async-update":  # where a SparseCore of v7x is given what it was started for
             for name in filter(due.__contains__, line.operands):
                 del due[name]
-                before = due.get("links", now) if name in self.lengths else now  # one after the other
-                due[line.name] = max(now, before) + self.lengths.get(name, _moved(line) / self.chip.bandwidth)
                 if name in self.lengths:
-                    due["links"] = due[line.name]
+                    due[line.name] = _queued(due, "links", now, self.lengths[name])
                     self.given.add(line.name)
+                else:
+                    due[line.name] = now + _moved(line) / self.chip.bandwidth
             return now
         cycles = re.search(r'estimated_cycles"?:\s*"?(\d+)', line.rest)
         if cycles and int(cycles[1]) and not line.name.startswith("async-collective"):
@@ -353,11 +363,8 @@ class _Sums:
             self.parts["collectives"] += times * seconds
             if line.op.endswith("-start") or "-start" in line.name:
                 way = re.search(r"source_target_pairs=(\S+)", met[1].rest)
-                before = due.get(way[1], now) if way else now  # the same way round one comes after the other
-                due[line.name] = max(now, before) + seconds
+                due[line.name] = _queued(due, way[1], now, seconds) if way else now + seconds
                 self.lengths[line.name] = seconds
-                if way:
-                    due[way[1]] = due[line.name]
                 return now
             return now + self.spend(line, "exposed", seconds, times)
         if line.op in ("copy-start", "slice-start", "async-start"):

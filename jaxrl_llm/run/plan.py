@@ -182,7 +182,7 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
         )
     shown, details = found[: settings.show], []
     if not settings.estimate and compiled.available(topology):
-        compile_cache.enable(False)  # programs for a TPU that is not there cannot be loaded again
+        compile_cache.enable(False)  # programs for devices that are not there cannot be loaded again
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
             timed = topology.chip if settings.schedule else None

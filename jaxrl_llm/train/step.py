@@ -98,8 +98,7 @@ def _in_turn(grad_fn: Callable[..., Any], params: Params, batch: Batch, parts: A
     def one(carry, part):
         (loss, metrics), grads = grad_fn(params, part)
         share = jnp.sum(part.mask.astype(jnp.float32)) / whole
-        whole_ones = {k: x for k, x in metrics.items() if k.endswith("_max") or k.startswith(COUNTS)}
-        metrics = {k: x * share for k, x in metrics.items()} | whole_ones
+        metrics = {k: x if k.endswith("_max") or k.startswith(COUNTS) else x * share for k, x in metrics.items()}
         return _add(carry, (grads, loss, metrics))
 
     def body(carry, part):
